@@ -1,0 +1,43 @@
+"""The frozen picture that a decision is made on."""
+
+from dataclasses import dataclass
+
+from backends.catalog.health import Health
+from backends.catalog.sample import LoadSample
+from backends.catalog.spec import BackendSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """One backend at one instant. The `in_flight_*` figures are this router's own books, so they are always known."""
+
+    spec: BackendSpec
+    health: Health
+    draining: bool = False
+    """No new requests: weight 0, or drained by hand. Open streams finish."""
+    in_flight_requests: int = 0
+    in_flight_prefill_requests: int = 0
+    """Requests sent whose first token has not come."""
+    in_flight_prefill_tokens: int = 0
+    """Prompt tokens of those."""
+    in_flight_decode_requests: int = 0
+    in_flight_context_tokens: int = 0
+    """Prompt plus generated tokens of the streams that decode."""
+    sample: LoadSample | None = None
+    backoff_until_s: float = 0.0
+    """The backend asked for silence until then (`Retry-After` on 429 or 503); 0 where it did not."""
+    drift: float = 1.0
+    """Observed over predicted time, learned online; 1 where nothing is known."""
+    served_requests: int = 0
+    """Requests completed since this router knows the backend."""
+    last_outcome_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """All backends at one instant, with what names the picture."""
+
+    backends: tuple[BackendView, ...]
+    config_hash: str = ""
+    sequence: int = 0
+    """Decisions taken before this one by this router: the state of round robin, so that pickers stay pure."""

@@ -1,0 +1,32 @@
+"""What a decision knows of one request."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """P99 promises to the caller, in seconds; `None` where none was made."""
+
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """The part of a request that routing needs. Text never gets here: only sizes and keys."""
+
+    model: str
+    """The fleet's model name, aliases already resolved."""
+    prompt_tokens: int
+    """Estimated from bytes by intake."""
+    max_output_tokens: int | None = None
+    """The client's cap; `None` where it gave none."""
+    expected_output_tokens: int = 128
+    """What the router expects, capped by `max_output_tokens`."""
+    stream: bool = False
+    latency_class: str = "default"
+    budget: Budget = Budget()
+    session_key: str | None = None
+    tried: tuple[str, ...] = ()
+    """Backends that already failed this request; a retry goes elsewhere first."""

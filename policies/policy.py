@@ -1,0 +1,89 @@
+"""The shapes that a routing pipeline is made of.
+
+A pipeline is filters, then prices, then one picker. A filter says why a backend may not serve a request. A price is
+money: what sending this request to this backend costs, directly or through the delay it meets, at an exchange rate
+with a meaning. Prices add because they have one unit. A picker chooses among priced candidates and knows nothing of
+what the prices are made of.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.catalog.views import BackendView, FleetView
+from policies.facts import RequestFacts
+
+
+class Rng(Protocol):
+    """The dice: `random.Random` fits. Passed in, so that a decision can be replayed."""
+
+    def random(self) -> float: ...
+    def randrange(self, stop: int, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A candidate with its price, split into its terms (all in the money unit of the fleet file)."""
+
+    backend: BackendView
+    price: float
+    terms: tuple[tuple[str, float], ...] = ()
+    late_s: float = 0.0
+    """Predicted seconds over the caller's budget; 0 where it is kept or none was given."""
+
+
+class Filter(Protocol):
+    """Says why a backend may not serve this request, or `None`. The word is one of a closed list (`filters`)."""
+
+    @property
+    def name(self) -> str: ...
+    def __call__(self, facts: RequestFacts, backend: BackendView, fleet: FleetView, now: float) -> str | None: ...
+
+
+class Price(Protocol):
+    """Money that this request costs on this backend. More load never makes it less."""
+
+    @property
+    def name(self) -> str: ...
+    def __call__(self, facts: RequestFacts, backend: BackendView, now: float) -> float: ...
+
+
+class Picker(Protocol):
+    """Chooses among candidates (never empty, ordered by name); returns the choice and a word that says why."""
+
+    @property
+    def name(self) -> str: ...
+    def __call__(
+        self, facts: RequestFacts, candidates: Sequence[Priced], fleet: FleetView, now: float, rng: Rng
+    ) -> tuple[Priced, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One routing policy, ready to run."""
+
+    name: str
+    filters: tuple[Filter, ...]
+    prices: tuple[Price, ...]
+    picker: Picker
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A backend that may not serve the request, and which filter said so."""
+
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes and why; `chosen` is `None` where no backend may serve it."""
+
+    policy: str
+    chosen: BackendView | None
+    reason: str
+    price: float | None
+    candidates: tuple[Priced, ...]
+    rejected: tuple[Rejected, ...]
+    config_hash: str
