@@ -1,0 +1,1 @@
+"""The gateway process: all that touches network, clock and disk on the way of a request."""

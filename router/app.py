@@ -1,0 +1,184 @@
+"""One gateway process from its start to its end: listeners, signals, reload, drain."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Generator
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from router.admin import admin_app
+from router.config import ConfigError, load_fleet
+from router.errors import bad_request
+from router.gateway import Gateway
+from router.hotpath import Receive, Scope, Send
+from router.public import PublicApp
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+DRAIN_S = 10.0
+log = logging.getLogger("headrace")
+
+
+class StartError(Exception):
+    """The process cannot serve; the text says why and what to do."""
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """uvicorn's, with its one plain-text error in OpenAI's shape."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = bad_request(msg, code="invalid_http").body()
+        self.transport.write(b"".join((
+            STATUS_LINE[400],
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+            body,
+        )))  # fmt: skip
+        self.transport.close()
+
+
+class Listener(uvicorn.Server):
+    """A uvicorn server that leaves signals to its owner and tells when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepting = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.accepting.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(
+    config_path: Path,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    ready: Callable[[], None] | None = None,
+    stop: asyncio.Event | None = None,
+    drain_s: float = DRAIN_S,
+) -> int:
+    """Serve a fleet file until SIGTERM, SIGINT or `stop`.
+
+    Args:
+        host, port: replace the file's `listen`.
+        ready: called once both listeners accept connections.
+        stop: ends the process's serving; where it is given, SIGTERM and SIGINT are its owner's business.
+        drain_s: how long open requests may take after that.
+
+    Returns:
+        The exit code: 0, or 1 where it could not start (said on stderr).
+    """
+    try:
+        async with _running(config_path, host, port, drain_s) as (gateway, listeners):
+            await _until_stopped(gateway, listeners, ready, stop)
+    except (StartError, ConfigError) as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _running(
+    config_path: Path, host: str | None, port: int | None, drain_s: float
+) -> AsyncIterator[tuple[Gateway, list[Listener]]]:
+    environ = dict(os.environ)
+    loaded = load_fleet(config_path, environ)
+    listen, admin = loaded.config.listen, loaded.config.admin
+    with contextlib.ExitStack() as sockets:
+        public_socket = sockets.enter_context(_bind(host or listen.host, listen.port if port is None else port))
+        admin_socket = sockets.enter_context(_bind(admin.host, admin.port))
+        gateway = Gateway(config_path, loaded, environ)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        listeners = [_listener(PublicApp(gateway), drain_s), _listener(admin_app(gateway), 1.0)]
+        async with asyncio.TaskGroup() as group:
+            serving = [
+                group.create_task(listener.serve(sockets=[bound]))
+                for listener, bound in zip(listeners, (public_socket, admin_socket), strict=True)
+            ]
+            background = [group.create_task(gateway.poller.run()), group.create_task(gateway.reloader.watch())]
+            for listener in listeners:
+                await listener.accepting.wait()
+            try:
+                yield gateway, listeners
+            finally:
+                gateway.stopping = True
+                for listener in listeners:
+                    listener.should_exit = True
+                await asyncio.wait(serving)
+                for task in background:
+                    task.cancel()
+                await gateway.aclose()
+
+
+async def _until_stopped(
+    gateway: Gateway, listeners: list[Listener], ready: Callable[[], None] | None, stop: asyncio.Event | None
+) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = stop or asyncio.Event()
+
+    def on_signal() -> None:
+        if stopped.is_set():  # asked twice: do not wait for open streams
+            for listener in listeners:
+                listener.force_exit = True
+        stopped.set()
+
+    with contextlib.ExitStack() as handlers:
+        handlers.callback(gateway.reloader.install_sighup(loop))
+        if stop is None:
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(signum, on_signal)
+                handlers.callback(loop.remove_signal_handler, signum)
+        if ready is not None:
+            ready()
+        await stopped.wait()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"port {port} on {host} is taken, perhaps by another headrace. Stop that one, or choose another port."
+            ) from None
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def _listener(app: Callable[[Scope, Receive, Send], object], drain_s: float) -> Listener:
+    config = uvicorn.Config(
+        app,
+        http=GatewayProtocol,
+        ws="none",
+        lifespan="off",
+        loop="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    return Listener(config)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """An answer that ends without its terminator is how a client learns that it is truncated, not an accident."""
+    return "without completing response" not in record.getMessage()

@@ -1,0 +1,145 @@
+"""The path of one request: admit, decide, try, and retry elsewhere while the client has not had a byte.
+
+Everything that decides is a pure function of `policies`; everything that waits is in `attempt`, `relay` and
+`backends.upstream`. This room joins them, and leaves in each `Exchange` what became of it.
+"""
+
+import hmac
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import monotonic, perf_counter
+
+from policies.attempts import AttemptRules, Failure, RetryBudget, Stop, next_attempt
+from policies.facts import RequestFacts
+from policies.filters import Rejection
+from policies.pipeline import decide
+from policies.policy import Decision
+from router.attempt import Attempt
+from router.errors import ApiError, no_backend, overloaded, unauthorized
+from router.exchange import Exchange
+from router.fleet import Fleet
+from router.generation import Generation
+from router.intake import Endpoint, InferenceRequest, read_request
+from router.metrics import Metrics
+from router.relay import Client
+
+FULL_RETRY_AFTER_S = 1.0
+
+
+class Dispatcher:
+    """Serves requests from the fleet. One a process; `generation` is swapped by a reload."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        fleet: Fleet,
+        metrics: Metrics,
+        *,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.generation = generation
+        self.in_flight = 0
+        self._fleet = fleet
+        self._metrics = metrics
+        self._rng = rng or random.Random()
+        self._clock = clock
+        self._retry_budget = RetryBudget()
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.generation.config.limits.max_body_bytes
+
+    def begin(self, endpoint: Endpoint, request_id: str) -> Exchange:
+        """A request's head has come."""
+        self.in_flight += 1
+        return Exchange(endpoint, request_id, began_at_s=self._clock())
+
+    def authorize(self, headers: Mapping[bytes, bytes]) -> None:
+        """Check the client's key.
+
+        Raises:
+            ApiError: 401 where keys are configured and none of them is given.
+        """
+        keys = self.generation.api_keys
+        if not keys:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        # Every key is compared, so that the time taken does not tell which one was close.
+        matches = sum([hmac.compare_digest(given.strip(), key) for key in keys])
+        if scheme.lower() != b"bearer" or not matches:
+            raise unauthorized()
+
+    def read(self, exchange: Exchange, headers: Mapping[bytes, bytes], body: bytes) -> InferenceRequest:
+        """Read and admit a request whose body has come.
+
+        Raises:
+            ApiError: 400, 404, 415, or 429 where the gateway holds as many as it may.
+        """
+        exchange.received_at_s = self._clock()
+        generation = self.generation
+        if self.in_flight > generation.config.limits.max_in_flight:
+            raise overloaded("The gateway holds as many requests as it may. Try again shortly.", FULL_RETRY_AFTER_S)
+        request = read_request(
+            exchange.endpoint, exchange.request_id, headers, body, generation.vocabulary, self._fleet.tokens_per_byte
+        )
+        exchange.read(request)
+        return request
+
+    async def run(self, exchange: Exchange, request: InferenceRequest, client: Client) -> None:
+        """Answer a request.
+
+        Raises:
+            ApiError: nothing has reached the client.
+        """
+        generation = self.generation
+        retries = generation.config.retries
+        rules = AttemptRules(max_attempts=retries.max_attempts)
+        # Ratio and floor follow the configuration, the tokens saved so far do not start anew with it.
+        self._retry_budget = replace(
+            self._retry_budget, ratio=retries.budget_ratio, floor_per_s=retries.budget_floor_per_s
+        ).deposit()
+        attempt = Attempt(self._fleet, self._metrics, generation, exchange, request, client, clock=self._clock)
+        failures: tuple[Failure, ...] = ()
+        facts = request.facts
+        while True:
+            decision = self._decide(generation, facts)
+            if decision.chosen is None:
+                if failures:
+                    return await attempt.give_up(failures[-1])
+                raise self._nobody(decision)
+            exchange.decision = decision
+            failure = await attempt.on(self._fleet.backends[decision.chosen.spec.name])
+            if failure is None:
+                return None
+            failures = (*failures, failure)
+            now = self._clock()
+            step = next_attempt(rules, facts, failures, now, self._retry_budget, deadline_s=attempt.deadline_s)
+            paid = None if isinstance(step, Stop) else self._retry_budget.withdraw(now)
+            if isinstance(step, Stop) or paid is None:
+                return await attempt.give_up(failure)
+            self._retry_budget = paid
+            self._metrics.retries.labels(step.reason.value).inc()
+            facts = replace(facts, tried=step.avoid)
+
+    def end(self, exchange: Exchange) -> None:
+        """A request has ended, in whatever way."""
+        self.in_flight -= 1
+        exchange.settle(self._metrics, self._clock())
+
+    def _decide(self, generation: Generation, facts: RequestFacts) -> Decision:
+        started = perf_counter()
+        decision = decide(generation.pipeline, facts, self._fleet.view(), self._clock(), self._rng)
+        self._metrics.decision_seconds.observe(perf_counter() - started)
+        return decision
+
+    def _nobody(self, decision: Decision) -> ApiError:
+        serving = [entry.reason for entry in decision.rejected if entry.reason != Rejection.OTHER_MODEL]
+        for reason in serving:
+            self._metrics.rejections.labels(reason).inc()
+        if serving and all(reason == Rejection.CONTEXT_TOO_SMALL for reason in serving):
+            message = "The prompt and the requested output do not fit the context of any backend."
+            return ApiError(400, "context_length_exceeded", message, param="messages")
+        retry_after_s = self._fleet.back_in_s(self._clock())
+        return no_backend("No backend can take the request now. Try again shortly.", retry_after_s)

@@ -1,0 +1,140 @@
+"""Every error a client can meet, in OpenAI's shape, in one table.
+
+    ApiError ─┬─ of the request:   400 401 404 405 413 415
+              ├─ of the load:      429
+              ├─ of the client:    499  (logged and counted; nobody is there to read it)
+              └─ of the backends:  502 503 504
+
+OpenAI's SDKs choose the exception they raise by status; `type` and `code` are what programs match on. Messages say
+what, where and what to do. They name models and limits, never hosts, keys or internals.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ApiError(Exception):
+    """An answer that is an error. Raised anywhere on a request's way, rendered once at its top."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.headers = headers
+
+    @property
+    def type(self) -> str:
+        """OpenAI's coarse class of the error."""
+        return ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        )
+
+    def response_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that belong to the error itself: type, length, Retry-After in whole seconds (RFC 9110 §10.2.3)."""
+        headers = [(b"content-type", b"application/json"), *self.headers]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, round(self.retry_after_s))).encode()))
+        return headers
+
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    502: "upstream_error",
+    503: "service_unavailable",
+    504: "timeout",
+}
+
+
+def bad_request(message: str, *, code: str = "invalid_request", param: str | None = None) -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unauthorized() -> ApiError:
+    return ApiError(
+        401,
+        "invalid_api_key",
+        "The API key is missing or unknown. Send it as 'Authorization: Bearer <key>'.",
+        headers=[(b"www-authenticate", b"Bearer")],
+    )
+
+
+def model_not_found(model: str, known: Sequence[str]) -> ApiError:
+    shown = model if len(model) <= 64 else model[:61] + "..."
+    return ApiError(
+        404,
+        "model_not_found",
+        f"The model {shown!a} does not exist here. Known models: {', '.join(known)}.",
+        param="model",
+    )
+
+
+def not_found() -> ApiError:
+    return ApiError(404, "unknown_url", "Unknown path. The API is under /v1 (see GET /v1/models).")
+
+
+def method_not_allowed(allow: str) -> ApiError:
+    return ApiError(
+        405,
+        "method_not_allowed",
+        f"This path takes {allow} only.",
+        headers=[(b"allow", allow.encode("ascii"))],
+    )
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "request_too_large",
+        f"The request body is over the limit of {limit_bytes} bytes.",
+        headers=[(b"connection", b"close")],
+    )
+
+
+def unsupported_media_type(what: str) -> ApiError:
+    return ApiError(415, "unsupported_media_type", f"{what} Send plain JSON as 'Content-Type: application/json'.")
+
+
+def overloaded(message: str, retry_after_s: float) -> ApiError:
+    return ApiError(429, "rate_limit_exceeded", message, retry_after_s=retry_after_s)
+
+
+def client_closed() -> ApiError:
+    return ApiError(499, "client_closed_request", "The client closed the connection.")
+
+
+def bad_gateway(message: str) -> ApiError:
+    return ApiError(502, "upstream_error", message)
+
+
+def no_backend(message: str, retry_after_s: float) -> ApiError:
+    return ApiError(503, "no_backend_available", message, retry_after_s=retry_after_s)
+
+
+def gateway_timeout(phase: str) -> ApiError:
+    return ApiError(504, "upstream_timeout", f"No backend answered in time (phase: {phase}).")

@@ -1,0 +1,233 @@
+"""The live state of all backends. Hands out one frozen `FleetView` per decision; nothing else of it is read to decide.
+
+Everything here runs on the event loop, and no method awaits: two requests never see each other's half-made changes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from time import monotonic
+
+from backends.catalog.health import (
+    Health,
+    HealthRules,
+    HealthState,
+    Outcome,
+    OutcomeKind,
+    Probe,
+    hold_last_healthy,
+    step_health,
+)
+from backends.catalog.sample import LoadSample
+from backends.catalog.spec import BackendSpec
+from backends.catalog.views import BackendView, FleetView
+from backends.upstream import PoolLimits, UpstreamPool
+from policies.estimate import DRIFT_RANGE, predict
+from policies.facts import RequestFacts
+from router.leases import Books, Lease
+
+EWMA_WEIGHT = 0.1
+MIN_TOKENS_FOR_DRIFT = 8
+"""A shorter stream says more of its start than of its pace."""
+
+
+class LiveBackend:
+    """One backend that serves, or still finishes what it has."""
+
+    def __init__(self, spec: BackendSpec, limits: PoolLimits, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.spec = spec
+        self.pool = UpstreamPool(spec.url, limits)
+        self.health = Health()
+        self.sample: LoadSample | None = None
+        self.books = Books()
+        self.drained_by_hand = False
+        self.retired = False
+        self.backoff_until_s = 0.0
+        self.drift = 1.0
+        self.ttft_ewma_s: float | None = None
+        self.served_requests = 0
+        self.failed_requests = 0
+        self.last_outcome_at_s: float | None = None
+
+    @property
+    def draining(self) -> bool:
+        return self.spec.weight == 0 or self.drained_by_hand
+
+    def view(self) -> BackendView:
+        books = self.books
+        return BackendView(
+            spec=self.spec,
+            health=self.health,
+            draining=self.draining,
+            in_flight_requests=books.requests,
+            in_flight_prefill_requests=books.prefill_requests,
+            in_flight_prefill_tokens=books.prefill_tokens,
+            in_flight_decode_requests=books.decode_requests,
+            in_flight_context_tokens=books.context_tokens,
+            sample=self.sample,
+            backoff_until_s=self.backoff_until_s,
+            drift=self.drift,
+            served_requests=self.served_requests,
+            last_outcome_at_s=self.last_outcome_at_s,
+        )
+
+    def lease(self, prompt_tokens: int) -> "BackendLease":
+        """Books for one attempt; the pool of a retired backend closes with its last lease."""
+        return BackendLease(self, prompt_tokens)
+
+    def retire(self) -> None:
+        """No longer in the configuration: finish open streams, then close."""
+        self.retired = True
+        if self.books.requests == 0:
+            self.pool.close()
+
+    def observe_ttft(self, ttft_s: float) -> None:
+        known = self.ttft_ewma_s
+        self.ttft_ewma_s = ttft_s if known is None else known + EWMA_WEIGHT * (ttft_s - known)
+
+    def observe_pace(
+        self, facts: RequestFacts, decided_on: BackendView, tpot_s: float | None, generated_tokens: int
+    ) -> None:
+        """Move the drift factor by one finished stream: what its pace was over what the coefficients say.
+
+        An EWMA of the log ratio, so that twice too slow and twice too fast weigh alike.
+        """
+        if tpot_s is None or generated_tokens < MIN_TOKENS_FOR_DRIFT:
+            return
+        predicted_s = predict(facts, replace(decided_on, drift=1.0), self._clock()).tpot_s
+        if not (predicted_s > 0 and math.isfinite(predicted_s)):
+            return
+        low, high = DRIFT_RANGE
+        ratio = min(high, max(low, tpot_s / predicted_s))
+        self.drift = math.exp((1 - EWMA_WEIGHT) * math.log(self.drift) + EWMA_WEIGHT * math.log(ratio))
+
+
+class BackendLease(Lease):
+    """A lease that lets a retired backend go when it was the last."""
+
+    __slots__ = ("_backend",)
+
+    def __init__(self, backend: LiveBackend, prompt_tokens: int) -> None:
+        super().__init__(backend.books, prompt_tokens)
+        self._backend = backend
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(None, None, None)
+        if self._backend.retired and self._backend.books.requests == 0:
+            self._backend.pool.close()
+
+
+class Fleet:
+    """All backends of one gateway process."""
+
+    def __init__(
+        self,
+        *,
+        pool_limits: PoolLimits | None = None,
+        clock: Callable[[], float] = monotonic,
+        on_transition: Callable[[str, Health, Health], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._pool_limits = pool_limits or PoolLimits()
+        self._rules = HealthRules()
+        self._on_transition = on_transition
+        self._sequence = 0
+        self.backends: dict[str, LiveBackend] = {}
+        self.retiring: list[LiveBackend] = []
+        self.config_hash = ""
+        self.tokens_per_byte: dict[str, float] = {}
+
+    def apply(self, specs: Iterable[BackendSpec], rules: HealthRules, config_hash: str) -> None:
+        """Take over a configuration. A backend whose identity is unchanged keeps its live state and connections."""
+        before = self.backends
+        after: dict[str, LiveBackend] = {}
+        for spec in specs:
+            live = before.get(spec.name)
+            if live is not None and live.spec.identity == spec.identity:
+                live.spec = spec
+            else:
+                live = LiveBackend(spec, self._pool_limits, self._clock)
+            after[spec.name] = live
+        kept = set(map(id, after.values()))
+        gone = [live for live in before.values() if id(live) not in kept]
+        self.backends, self._rules, self.config_hash = after, rules, config_hash
+        self.retiring = [live for live in self.retiring if live.books.requests] + gone
+        for live in gone:
+            live.retire()
+
+    def view(self) -> FleetView:
+        """The frozen picture for one decision."""
+        self._sequence += 1
+        return FleetView(
+            backends=tuple([live.view() for live in self.backends.values()]),
+            config_hash=self.config_hash,
+            sequence=self._sequence - 1,
+        )
+
+    def on_sample(self, name: str, sample: LoadSample) -> None:
+        live = self.backends.get(name)
+        if live is not None:
+            live.sample = sample
+
+    def on_probe(self, name: str, probe: Probe) -> None:
+        live = self.backends.get(name)
+        if live is not None:
+            self._step(live, probe)
+
+    def on_outcome(self, live: LiveBackend, kind: OutcomeKind) -> None:
+        """Book the end of one attempt. Also takes outcomes of backends that a reload has removed."""
+        if kind is OutcomeKind.SUCCESS:
+            live.served_requests += 1
+            live.last_outcome_at_s = self._clock()
+        elif kind not in (OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED):
+            live.failed_requests += 1
+            live.last_outcome_at_s = self._clock()
+        self._step(live, Outcome(kind))
+
+    def observe_prompt(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
+        """Learn how many tokens a byte of this model's prompts is."""
+        if prompt_bytes < 32 or prompt_tokens <= 0:
+            return
+        seen = prompt_tokens / prompt_bytes
+        known = self.tokens_per_byte.get(model, seen)
+        self.tokens_per_byte[model] = known + EWMA_WEIGHT * (seen - known)
+
+    def health_of_model(self, model: str) -> Mapping[str, Health]:
+        """Health of each backend that serves `model` and is not draining."""
+        return {
+            name: live.health
+            for name, live in self.backends.items()
+            if live.spec.model == model and not live.draining
+        }
+
+    def ready(self, now: float) -> bool:
+        """Some backend may be sent a request."""
+        return any(
+            not live.draining and live.health.accepts(live.books.requests, now) for live in self.backends.values()
+        )
+
+    def back_in_s(self, now: float) -> float:
+        """Seconds until the next backend may come back by itself; a second where none has a date."""
+        dates = [max(live.health.until_s, live.backoff_until_s) - now for live in self.backends.values()]
+        return min((date for date in dates if date > 0), default=1.0)
+
+    def close(self) -> None:
+        for live in (*self.backends.values(), *self.retiring):
+            live.pool.close()
+
+    def _step(self, live: LiveBackend, event: Probe | Outcome) -> None:
+        now = self._clock()
+        before = live.health
+        after = step_health(before, event, now, self._rules)
+        if self.backends.get(live.spec.name) is live:
+            after = hold_last_healthy(self.health_of_model(live.spec.model), live.spec.name, after, self._rules)
+        live.health = after
+        if after.state is before.state:
+            return
+        if after.state is HealthState.UNHEALTHY:
+            # A request that waits for its first byte there can still be answered elsewhere, and nothing is answered
+            # twice. Streams that have begun keep their own timeouts.
+            live.pool.fail_waiting("health checks gave the backend up")
+        if self._on_transition is not None:
+            self._on_transition(live.spec.name, before, after)

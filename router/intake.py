@@ -1,0 +1,199 @@
+"""Request bytes → what routing needs to know, or a 400 that says what is wrong.
+
+Only the members that routing or relaying depends on are looked at; everything else, known or not, is the engine's
+business and reaches it as the client spelled it.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+
+from policies.facts import Budget, RequestFacts
+from router.errors import ApiError, bad_request, model_not_found, unsupported_media_type
+from router.json_spans import DuplicateKeyError, JsonObject, parse_object
+
+DEFAULT_OUTPUT_TOKENS = 128
+T = TypeVar("T")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Endpoint(StrEnum):
+    """The inference routes."""
+
+    CHAT_COMPLETIONS = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+
+
+PROMPT_MEMBER = {
+    Endpoint.CHAT_COMPLETIONS: "messages",
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.EMBEDDINGS: "input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyClass:
+    """A named P99 promise."""
+
+    name: str
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What requests may name. Built from one configuration, swapped with it."""
+
+    models: Mapping[str, str]
+    """Name that clients may use → the fleet's model name; every model maps to itself."""
+    latency_classes: Mapping[str, LatencyClass]
+    default_latency_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One accepted request."""
+
+    endpoint: Endpoint
+    request_id: str
+    facts: RequestFacts
+    client_model: str
+    """The name the client used; it comes back in every chunk."""
+    prompt_bytes: int
+    usage_asked: bool
+    """The client itself asked for the usage chunk of a stream."""
+    json: JsonObject
+
+    def body_for(self, served_model_name: str) -> bytes:
+        """The body for one backend: the model by the engine's name, and usage always reported on streams.
+
+        Nothing else is touched, down to number spelling and key order.
+        """
+        edits: dict[str, bytes] = {}
+        if served_model_name != self.client_model:
+            edits["model"] = msgspec.json.encode(served_model_name)
+        if self.facts.stream and not self.usage_asked and self.endpoint is not Endpoint.EMBEDDINGS:
+            options = self.json.values.get("stream_options", b"null")
+            merged: dict[str, Any] = {**(msgspec.json.decode(options) or {}), "include_usage": True}
+            edits["stream_options"] = msgspec.json.encode(merged)
+        return self.json.replace(edits) if edits else self.json.body
+
+
+def read_request(
+    endpoint: Endpoint,
+    request_id: str,
+    headers: Mapping[bytes, bytes],
+    body: bytes,
+    vocabulary: Vocabulary,
+    tokens_per_byte: Mapping[str, float],
+) -> InferenceRequest:
+    """Read a request.
+
+    Args:
+        headers: lower-case names.
+        tokens_per_byte: learned prompt tokens per byte of JSON, by fleet model.
+
+    Raises:
+        ApiError: 400, 404 (unknown model) or 415.
+    """
+    _check_media_type(headers)
+    request = _parse(body)
+    client_model = _member(request, "model", str, "a string")
+    if client_model is None:
+        raise bad_request("The member 'model' is missing: name the model to use.", param="model")
+    model = vocabulary.models.get(client_model)
+    if model is None:
+        raise model_not_found(client_model, sorted(set(vocabulary.models.values())))
+    prompt_member = PROMPT_MEMBER[endpoint]
+    prompt = request.values.get(prompt_member)
+    if prompt is None:
+        raise bad_request(f"The member '{prompt_member}' is missing.", param=prompt_member)
+    stream = bool(_member(request, "stream", bool, "true or false")) and endpoint is not Endpoint.EMBEDDINGS
+    options = _member(request, "stream_options", dict[str, Any], "an object") or {}
+    max_tokens = _max_tokens(request)
+    latency_class = _latency_class(headers, vocabulary)
+    prompt_bytes = len(prompt)
+    facts = RequestFacts(
+        model=model,
+        prompt_tokens=max(1, round(prompt_bytes * tokens_per_byte.get(model, 0.25))),
+        max_output_tokens=max_tokens,
+        expected_output_tokens=_expected_output(endpoint, max_tokens),
+        stream=stream,
+        latency_class=latency_class.name,
+        budget=latency_class.budget,
+    )
+    return InferenceRequest(
+        endpoint, request_id, facts, client_model, prompt_bytes, bool(options.get("include_usage")), request
+    )
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The client's `x-request-id` where it is harmless in a log line, else a fresh one."""
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode("ascii")
+    return secrets.token_hex(12)
+
+
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    media_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise unsupported_media_type("This path reads JSON.")
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise unsupported_media_type("Compressed request bodies are not read.")
+
+
+def _parse(body: bytes) -> JsonObject:
+    try:
+        return parse_object(body)
+    except DuplicateKeyError as error:
+        raise bad_request(f"The key {error.key!a} stands twice in the body.", param=error.key) from None
+    except msgspec.ValidationError:
+        raise bad_request("The body must be a JSON object.", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise bad_request(f"The body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}.", code="invalid_json") from None
+
+
+def _member(request: JsonObject, name: str, kind: type[T], what: str) -> T | None:
+    raw = request.values.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind | None)
+    except (msgspec.DecodeError, RecursionError):
+        raise bad_request(f"The member '{name}' must be {what}.", param=name) from None
+
+
+def _max_tokens(request: JsonObject) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = _member(request, name, int, "a whole number")
+        if value is not None:
+            if value < 0:
+                raise bad_request(f"The member '{name}' must not be negative.", param=name)
+            return value
+    return None
+
+
+def _expected_output(endpoint: Endpoint, max_tokens: int | None) -> int:
+    if endpoint is Endpoint.EMBEDDINGS:
+        return 0
+    return DEFAULT_OUTPUT_TOKENS if max_tokens is None else min(DEFAULT_OUTPUT_TOKENS, max_tokens)
+
+
+def _latency_class(headers: Mapping[bytes, bytes], vocabulary: Vocabulary) -> LatencyClass:
+    asked = headers.get(b"x-headrace-class")
+    name = vocabulary.default_latency_class if asked is None else asked.decode("latin-1")
+    latency_class = vocabulary.latency_classes.get(name)
+    if latency_class is None:
+        known = ", ".join(vocabulary.latency_classes)
+        raise ApiError(400, "unknown_latency_class", f"x-headrace-class must be one of: {known}.")
+    return latency_class

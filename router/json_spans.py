@@ -1,0 +1,84 @@
+"""Where the top-level members of a JSON object stand in its bytes.
+
+The gateway relays bodies as the client wrote them (number spelling, key order, escapes) and changes one or two members
+in place. So it needs positions, which no JSON library gives. msgspec validates the whole body and hands out each
+top-level value as raw bytes without building it; a walk over the keys alone then finds where each value stands. The
+cost in Python follows the number of top-level members, whatever the size of the prompt.
+"""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+_OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
+_KEY = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_NEXT = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
+_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class DuplicateKeyError(ValueError):
+    """A top-level key stands twice: two readers of the body could see two different requests (CWE-436)."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """One object: its bytes, the raw value of each member, and where things stand."""
+
+    body: bytes
+    values: dict[str, msgspec.Raw]
+    starts: dict[str, int]
+    close: int
+    """Position of the closing brace."""
+
+    def replace(self, edits: dict[str, bytes]) -> bytes:
+        """The body with members set to encoded JSON: in place where they stand, else added at the end."""
+        body = self.body
+        parts: list[bytes] = []
+        position = 0
+        for key in sorted(edits.keys() & self.starts.keys(), key=self.starts.__getitem__):
+            start = self.starts[key]
+            parts += (body[position:start], edits[key])
+            position = start + len(self.values[key])
+        parts.append(body[position : self.close])
+        comma = b"," if self.values else b""
+        for key in edits.keys() - self.starts.keys():
+            parts += (comma, msgspec.json.encode(key), b":", edits[key])
+            comma = b","
+        parts.append(body[self.close :])
+        return b"".join(parts)
+
+
+def parse_object(body: bytes) -> JsonObject:
+    """Validate `body` as one JSON object in UTF-8 and locate its members.
+
+    Raises:
+        DuplicateKeyError: a key stands twice, escapes undone.
+        msgspec.DecodeError: not JSON, or not an object (`msgspec.ValidationError`).
+        RecursionError: nested deeper than the interpreter's limit.
+        UnicodeDecodeError: not UTF-8.
+    """
+    body.decode("utf-8")  # msgspec skips over raw values without looking at their encoding
+    values = _DECODER.decode(body)
+    starts: dict[str, int] = {}
+    opening = _OPEN.match(body)
+    assert opening is not None  # the decoder has seen an object
+    position = opening.end()
+    close = position
+    while (match := _KEY.match(body, position)) is not None:
+        key = msgspec.json.decode(match.group(1), type=str)
+        start, raw = match.end(), bytes(values[key])
+        # The decoder keeps the last of two equal keys, so the first shows itself: here its value does not fit.
+        end = start + len(raw)
+        after = _NEXT.match(body, end) if body.startswith(raw, start) else None
+        if after is None or key in starts:
+            raise DuplicateKeyError(key)
+        starts[key] = start
+        position, close = after.end(), after.start(1)
+        if after.group(1) == b"}":
+            break
+    return JsonObject(body, values, starts, close)

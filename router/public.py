@@ -1,0 +1,113 @@
+"""What clients see besides the inference routes: models, health, metrics, and errors in OpenAI's shape for the rest."""
+
+import asyncio
+from time import time
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from router.errors import ApiError, method_not_allowed, not_found
+from router.gateway import Gateway
+from router.hotpath import ENDPOINTS, Receive, Scope, Send
+from router.intake import request_id_of
+
+OWNER = "headrace"
+
+
+class PublicApp:
+    """ASGI: the inference routes go straight to the hot path, the rest to Starlette."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._hotpath = gateway.hotpath
+        self._rest = starlette_app(gateway)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in ENDPOINTS:
+            await self._hotpath(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+
+def starlette_app(gateway: Gateway) -> Starlette:
+    """The routes off the hot path."""
+    started_at = int(time())
+
+    def card(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": started_at, "owned_by": OWNER}
+
+    async def list_models(request: Request) -> Response:
+        gateway.dispatcher.authorize(dict(request.scope["headers"]))
+        names = [model.name for model in gateway.loaded.config.models]
+        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
+
+    async def show_model(request: Request) -> Response:
+        gateway.dispatcher.authorize(dict(request.scope["headers"]))
+        name = request.path_params["name"]
+        vocabulary = gateway.dispatcher.generation.vocabulary
+        if name not in vocabulary.models:
+            raise ApiError(404, "model_not_found", f"The model {name[:64]!a} does not exist here.", param="model")
+        return JSONResponse(card(name))
+
+    async def liveness(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readiness(_: Request) -> Response:
+        ready = gateway.ready()
+        word = "ready" if ready else "stopping" if gateway.stopping else "no backend can take requests"
+        return JSONResponse({"status": word}, status_code=200 if ready else 503)
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", show_model),
+            Route("/health", liveness),
+            Route("/liveness", liveness),
+            Route("/readiness", readiness),
+            Route("/metrics", metrics_endpoint(gateway)),
+        ],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _crash},
+    )
+
+
+def metrics_endpoint(gateway: Gateway) -> Any:
+    """GET handler for the Prometheus page, rendered off the loop: it takes milliseconds on a large fleet."""
+
+    async def metrics(_: Request) -> Response:
+        page = await asyncio.to_thread(generate_latest, gateway.metrics.registry)
+        return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return metrics
+
+
+def error_response(error: ApiError, request: Request) -> Response:
+    """An error with its headers and the request's id."""
+    response = Response(error.body(), status_code=error.status)
+    for name, value in error.response_headers():
+        response.headers[name.decode("ascii")] = value.decode("ascii")
+    response.headers["x-request-id"] = request_id_of(dict(request.scope["headers"]))
+    return response
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error, request)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "GET")
+        return error_response(method_not_allowed(allow), request)
+    if error.status_code == 404:
+        return error_response(not_found(), request)
+    return error_response(ApiError(error.status_code, "http_error", str(error.detail)), request)
+
+
+async def _crash(request: Request, _: Exception) -> Response:
+    return error_response(ApiError(500, "internal_error", "The gateway failed."), request)
