@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from backends.catalog.views import BackendView, FleetView
+from policies.estimate import Estimate
 from policies.facts import RequestFacts
 
 
@@ -41,11 +42,14 @@ class Filter(Protocol):
 
 
 class Price(Protocol):
-    """Money that this request costs on this backend. More load never makes it less."""
+    """Money that this request costs on this backend. More load never makes it less.
+
+    The estimate is made once for each candidate, and shared by its prices and its budget.
+    """
 
     @property
     def name(self) -> str: ...
-    def __call__(self, facts: RequestFacts, backend: BackendView, now: float) -> float: ...
+    def __call__(self, facts: RequestFacts, backend: BackendView, estimate: Estimate, now: float) -> float: ...
 
 
 class Picker(Protocol):
@@ -66,6 +70,9 @@ class Pipeline:
     filters: tuple[Filter, ...]
     prices: tuple[Price, ...]
     picker: Picker
+    margin: float | None = None
+    """A backend keeps a budget where `margin` times the predicted mean does; `None`: nothing is predicted, and no
+    candidate is ever late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class BackendView:
     in_flight_context_tokens: int = 0
     """Prompt plus generated tokens of the streams that decode."""
     sample: LoadSample | None = None
+    in_flight_at_sample: int | None = None
+    """This router's own `in_flight_requests` when the sample was taken: what it counts beyond these is others' load."""
     backoff_until_s: float = 0.0
     """The backend asked for silence until then (`Retry-After` on 429 or 503); 0 where it did not."""
     drift: float = 1.0
