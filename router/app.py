@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -24,7 +25,11 @@ from router.public import PublicApp
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 DRAIN_S = 10.0
-log = logging.getLogger("headrace")
+
+# One line per probe of each backend, each second, is no news; what a probe finds shows in the health transitions.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+# An answer that ends without its terminator is how a client learns that it is truncated, not an accident.
+logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing response" not in record.getMessage())
 
 
 class StartError(Exception):
@@ -81,18 +86,33 @@ async def serve(
         The exit code: 0, or 1 where it could not start (said on stderr).
     """
     try:
-        async with _running(config_path, host, port, drain_s) as (gateway, listeners):
-            await _until_stopped(gateway, listeners, ready, stop)
+        async with running(config_path, host=host, port=port, drain_s=drain_s) as process:
+            await _until_stopped(process, ready, stop)
     except (StartError, ConfigError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway that accepts connections, and where."""
+
+    gateway: Gateway
+    listeners: tuple[Listener, Listener]
+    url: str
+    admin_url: str
+
+
 @contextlib.asynccontextmanager
-async def _running(
-    config_path: Path, host: str | None, port: int | None, drain_s: float
-) -> AsyncIterator[tuple[Gateway, list[Listener]]]:
+async def running(
+    config_path: Path, *, host: str | None = None, port: int | None = None, drain_s: float = DRAIN_S
+) -> AsyncIterator[Running]:
+    """Serve a fleet file while inside; leaving drains. Arguments as for `serve`.
+
+    Raises:
+        ConfigError, StartError: it could not start; nothing is left behind.
+    """
     environ = dict(os.environ)
     loaded = load_fleet(config_path, environ)
     listen, admin = loaded.config.listen, loaded.config.admin
@@ -100,8 +120,7 @@ async def _running(
         public_socket = sockets.enter_context(_bind(host or listen.host, listen.port if port is None else port))
         admin_socket = sockets.enter_context(_bind(admin.host, admin.port))
         gateway = Gateway(config_path, loaded, environ)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
-        listeners = [_listener(PublicApp(gateway), drain_s), _listener(admin_app(gateway), 1.0)]
+        listeners = (_listener(PublicApp(gateway), drain_s), _listener(admin_app(gateway), 1.0))
         async with asyncio.TaskGroup() as group:
             serving = [
                 group.create_task(listener.serve(sockets=[bound]))
@@ -111,7 +130,7 @@ async def _running(
             for listener in listeners:
                 await listener.accepting.wait()
             try:
-                yield gateway, listeners
+                yield Running(gateway, listeners, _url(public_socket), _url(admin_socket))
             finally:
                 gateway.stopping = True
                 for listener in listeners:
@@ -123,19 +142,19 @@ async def _running(
 
 
 async def _until_stopped(
-    gateway: Gateway, listeners: list[Listener], ready: Callable[[], None] | None, stop: asyncio.Event | None
+    process: Running, ready: Callable[[], None] | None, stop: asyncio.Event | None
 ) -> None:
     loop = asyncio.get_running_loop()
     stopped = stop or asyncio.Event()
 
     def on_signal() -> None:
         if stopped.is_set():  # asked twice: do not wait for open streams
-            for listener in listeners:
+            for listener in process.listeners:
                 listener.force_exit = True
         stopped.set()
 
     with contextlib.ExitStack() as handlers:
-        handlers.callback(gateway.reloader.install_sighup(loop))
+        handlers.callback(process.gateway.reloader.install_sighup(loop))
         if stop is None:
             for signum in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(signum, on_signal)
@@ -163,6 +182,11 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _listener(app: Callable[[Scope, Receive, Send], object], drain_s: float) -> Listener:
     config = uvicorn.Config(
         app,
@@ -177,8 +201,3 @@ def _listener(app: Callable[[Scope, Receive, Send], object], drain_s: float) -> 
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     return Listener(config)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """An answer that ends without its terminator is how a client learns that it is truncated, not an accident."""
-    return "without completing response" not in record.getMessage()

@@ -40,6 +40,7 @@ class LiveBackend:
         self.pool = UpstreamPool(spec.url, limits)
         self.health = Health()
         self.sample: LoadSample | None = None
+        self.in_flight_at_sample: int | None = None
         self.books = Books()
         self.drained_by_hand = False
         self.retired = False
@@ -66,6 +67,7 @@ class LiveBackend:
             in_flight_decode_requests=books.decode_requests,
             in_flight_context_tokens=books.context_tokens,
             sample=self.sample,
+            in_flight_at_sample=self.in_flight_at_sample,
             backoff_until_s=self.backoff_until_s,
             drift=self.drift,
             served_requests=self.served_requests,
@@ -169,6 +171,7 @@ class Fleet:
         live = self.backends.get(name)
         if live is not None:
             live.sample = sample
+            live.in_flight_at_sample = live.books.requests
 
     def on_probe(self, name: str, probe: Probe) -> None:
         live = self.backends.get(name)

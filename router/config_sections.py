@@ -1,0 +1,313 @@
+"""The sections of a fleet file, one class each. Every setting has its meaning, its default and an example here.
+
+`docs/configuration.md` has a row for each of them, which a test holds. `FleetConfig` (`config`) puts them together.
+"""
+
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from backends.catalog.health import HealthRules
+from backends.catalog.spec import BackendSpec, Coefficients, ParallelLayout
+from policies.facts import Budget
+from policies.spec import PartSpec
+from router.config_checks import Finding
+from router.config_fields import (
+    BaseUrl,
+    Degree,
+    Host,
+    Labels,
+    Milliseconds,
+    ModelName,
+    Name,
+    Port,
+    Seconds,
+    SecondsFromZero,
+    Section,
+    Settings,
+    Share,
+    Text,
+    Tokens,
+    VariableName,
+)
+from router.config_problems import validation_error
+
+_RULES = HealthRules()
+
+
+class ListenSection(Section):
+    """Where clients connect."""
+
+    host: Host = Field(default="127.0.0.1", description="Address that the gateway binds.", examples=["::"])
+    port: Port = Field(default=8080, description="TCP port; 0 takes a free one.", examples=[8080])
+
+
+class AdminSection(Section):
+    """Where operators connect: admin API, status, reload. Not for clients."""
+
+    host: Host = Field(
+        default="127.0.0.1", description="Address that the admin listener binds.", examples=["127.0.0.1"])
+    port: Port = Field(default=8081, description="TCP port; 0 takes a free one.", examples=[8081])
+
+
+class ModelSection(Section):
+    """A model that clients can ask for."""
+
+    name: ModelName = Field(description="The name that `/v1/models` lists.", examples=["Qwen/Qwen3-32B"])
+    aliases: tuple[ModelName, ...] = Field(
+        default=(), strict=False, description="Other names that clients may use for it.", examples=[["qwen3"]])
+
+
+class LatencyClassSection(Section):
+    """A promise to a kind of caller. A time that is left out is not promised."""
+
+    name: Name = Field(description="What a request names in the header `x-headrace-class`.", examples=["interactive"])
+    ttft_s: Seconds | None = Field(
+        default=None, description="P99 budget of the time to first token, in seconds.", examples=[1.0])
+    inter_token_s: Seconds | None = Field(
+        default=None, description="P99 budget of the time between tokens, in seconds.", examples=[0.15])
+    e2e_s: Seconds | None = Field(
+        default=None, description="P99 budget from the first byte in to the last byte out, in seconds.", examples=[30])
+
+    def budget(self) -> Budget:
+        """The promise as routing decisions take it."""
+        return Budget(ttft_s=self.ttft_s, inter_token_s=self.inter_token_s, e2e_s=self.e2e_s)
+
+
+class PolicyPart(Section):
+    """A filter, price or picker: its name, and its own settings beside it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Text = Field(description="Which part.", examples=["drain_time"])
+
+    @model_validator(mode="after")
+    def _settings_are_plain(self) -> "PolicyPart":
+        for key, value in (self.model_extra or {}).items():
+            if not isinstance(value, str | int | float) or value in (float("inf"), float("-inf")) or value != value:
+                raise validation_error([Finding((key,), "must be a finite number, text, true or false")])
+        return self
+
+    def part_spec(self) -> PartSpec:
+        """The part as the policy registry takes it."""
+        return PartSpec(self.name, dict(self.model_extra or {}))
+
+
+# `filters: [alive]` is short for `filters: [{name: alive}]`.
+Part = Annotated[PolicyPart, BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)]
+
+
+class PolicySection(Section):
+    """How a backend is chosen: a preset by name, and what is to differ from it."""
+
+    name: Text = Field(
+        default="headrace",
+        description="A preset: `headrace`, `round_robin`, `least_inflight` or `p2c`.",
+        examples=["headrace"])
+    settings: Settings = Field(
+        default={},
+        description="Settings of the preset's parts, where they differ from its own.",
+        examples=[{"explore_share": 0.02}])
+    filters: tuple[Part, ...] | None = Field(
+        default=None, strict=False,
+        description="Which backends may serve a request; replaces the preset's filters.",
+        examples=[["serves_model", "alive", "fits_context"]])
+    prices: tuple[Part, ...] | None = Field(
+        default=None, strict=False,
+        description="What a request costs there, in money; replaces the preset's prices.",
+        examples=[["request_cost", {"name": "drain_time", "price_per_s": 0.002}]])
+    picker: Part | None = Field(
+        default=None,
+        description="Which of the priced backends is chosen; replaces the preset's.",
+        examples=[{"name": "cheapest", "explore_share": 0.02}])
+
+
+class CardSection(Section):
+    """The accelerators under one backend."""
+
+    type: Text = Field(
+        description="Card type, in any words; backends of one type are compared under it.", examples=["h100-sxm"])
+    count: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=1, description="How many cards the engine runs on.", examples=[2])
+
+
+class ParallelSection(Section):
+    """How the engine splits the model over its cards."""
+
+    tp: Degree = Field(default=1, description="Tensor parallel degree.", examples=[2])
+    pp: Degree = Field(default=1, description="Pipeline parallel degree.", examples=[1])
+    dp: Degree = Field(default=1, description="Data parallel degree.", examples=[1])
+    ep: Degree = Field(default=1, description="Expert parallel degree.", examples=[1])
+
+
+class CoefficientsSection(Section):
+    """Step times of this backend from a measurement (equation in `backends.catalog.spec.Coefficients`)."""
+
+    version: Text = Field(description="Names the measurement; each decision records it.", examples=["2026-01-h100x2"])
+    source: Text = Field(description="Where the numbers come from.", examples=["own benchmark of 2026-01-15"])
+    prefill_base_ms: Milliseconds = Field(description="A step that only prefills, before any token.", examples=[9.1])
+    prefill_ms_per_token: Milliseconds = Field(description="Each new prompt token.", examples=[0.036])
+    prefill_ms_per_pair: Milliseconds = Field(
+        description="Each pair of tokens that prefill attends over.", examples=[1.5e-6])
+    decode_base_ms: Milliseconds = Field(description="A step that decodes, before any sequence.", examples=[9.6])
+    decode_ms_per_seq: Milliseconds = Field(description="Each decoding sequence.", examples=[0.024])
+    decode_ms_per_seq_token: Milliseconds = Field(
+        description="Each token of context of each decoding sequence.", examples=[4.2e-5])
+    host_ms: Milliseconds = Field(default=0.0, description="Host time of every step.", examples=[0.0])
+    first_token_overhead_ms: Milliseconds = Field(
+        default=0.0, description="Time to first token beyond queue and prefill.", examples=[30])
+    kv_capacity_tokens: Tokens | None = Field(
+        default=None, description="Tokens that the KV cache holds.", examples=[420_850])
+
+
+class BackendSection(Section):
+    """One engine deployment that serves one model on one card type."""
+
+    name: Name = Field(description="Unique; appears in response headers, metrics and logs.", examples=["h100-fp8"])
+    url: BaseUrl = Field(description="Base address of the engine, without `/v1`.", examples=["http://10.0.0.7:8000"])
+    engine: Text = Field(
+        description="Which dialect it speaks: `llamacpp`, `vllm`, `vllm-ascend`, `sglang`, `tgi` or `openai`.",
+        examples=["vllm"])
+    model: ModelName = Field(description="Which of `models` it serves.", examples=["Qwen/Qwen3-32B"])
+    served_model_name: ModelName | None = Field(
+        default=None, description="The model's name at the engine, where it differs.", examples=["qwen3-32b-fp8"])
+    card: CardSection = Field(description="What it runs on.", examples=[{"type": "h100-sxm", "count": 2}])
+    quantization: Text | None = Field(default=None, description="Weight precision.", examples=["fp8"])
+    parallel: ParallelSection = Field(
+        default=ParallelSection(), description="How the model is split over the cards.", examples=[{"tp": 2}])
+    context_tokens: Tokens | None = Field(
+        default=None,
+        description="Longest prompt plus answer, in tokens; left out: unknown, and every request is taken to fit.",
+        examples=[32_768])
+    slots: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None,
+        description="Sequences that the engine runs at once (vLLM `max_num_seqs`, llama.cpp `--parallel`).",
+        examples=[256])
+    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        default=0.0, description="Price of all its cards for an hour, in `currency`.", examples=[5.90])
+    weight: Annotated[float, Field(ge=0, le=1_000)] = Field(
+        default=1.0,
+        description="Operator's preference: above 1 more attractive, below 1 less; 0 drains: open streams end, no new "
+                    "request comes.",
+        examples=[1.0])
+    site: Text | None = Field(default=None, description="Where it stands.", examples=["eu-north1"])
+    labels: Labels = Field(default={}, description="Any text by key, for operators.", examples=[{"pool": "edge"}])
+    api_key_env: VariableName | None = Field(
+        default=None, description="Environment variable that holds the engine's API key.", examples=["LLAMA_KEY"])
+    coefficients: CoefficientsSection | None = Field(
+        default=None,
+        description="Measured step times; left out: a deliberately slow assumption, until traffic teaches better.",
+        examples=[{"version": "2026-01-h100x2", "source": "own benchmark"}])
+
+    def spec(self, api_key: str | None) -> BackendSpec:
+        """The backend as the catalog knows it, with its secret looked up."""
+        return BackendSpec(
+            name=self.name, url=self.url, engine=self.engine, model=self.model,
+            served_model_name=self.served_model_name or self.model,
+            card_type=self.card.type, card_count=self.card.count, quantization=self.quantization,
+            parallel=ParallelLayout(**self.parallel.model_dump()),
+            context_tokens=self.context_tokens, slots=self.slots,
+            price_per_hour=self.price_per_hour, weight=self.weight, site=self.site,
+            labels=MappingProxyType(dict(self.labels)),
+            coefficients=Coefficients(**self.coefficients.model_dump()) if self.coefficients else None,
+            api_key=api_key,
+        )
+
+
+class TimeoutsSection(Section):
+    """How long a request may take, phase by phase."""
+
+    connect_s: Seconds = Field(default=2.0, description="To reach a backend.", examples=[2])
+    first_token_s: Seconds = Field(
+        default=30.0, description="From the request sent to its first byte back.", examples=[30])
+    inter_token_s: Seconds = Field(default=15.0, description="Between two pieces of a stream.", examples=[15])
+    total_s: Seconds = Field(default=600.0, description="From the first byte in to the last byte out.", examples=[600])
+
+
+class RetriesSection(Section):
+    """When a request that has sent nothing to its client yet is tried on another backend."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = Field(
+        default=3, description="Backends tried for a request, the first included; 1 is no retry.", examples=[3])
+    budget_ratio: Share = Field(
+        default=0.2, description="Retries over requests, for all traffic together.", examples=[0.2])
+    budget_floor_per_s: Annotated[float, Field(ge=0, le=100_000)] = Field(
+        default=10.0, description="Retries a second that are always allowed.", examples=[10])
+
+
+class LimitsSection(Section):
+    """What the gateway takes on."""
+
+    max_body_bytes: Annotated[int, Field(ge=1_024, le=1_073_741_824)] = Field(
+        default=16_777_216, description="Largest request body; a larger one is answered 413.", examples=[16_777_216])
+    max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=4_096, description="Requests held at once; one more is answered 429.", examples=[4_096])
+
+
+class PollSection(Section):
+    """How the engines' health and metrics are read."""
+
+    interval_s: Annotated[float, Field(ge=0.05, le=300)] = Field(
+        default=1.0, description="Between two readings of a backend.", examples=[1.0])
+    timeout_s: Annotated[float, Field(ge=0.05, le=300)] = Field(
+        default=1.0, description="For one reading.", examples=[1.0])
+
+
+_Count = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class HealthSection(Section):
+    """When a backend is taken out and how it comes back (`backends.catalog.health`)."""
+
+    failures_to_eject: _Count = Field(
+        default=_RULES.failures_to_eject, description="Failed requests in a row that take a backend out.", examples=[5])
+    silent_failures_to_eject: _Count = Field(
+        default=_RULES.silent_failures_to_eject,
+        description="The same for requests that got no answer at all: refused, reset, timed out.",
+        examples=[3])
+    failure_ratio_to_eject: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=_RULES.failure_ratio_to_eject,
+        description="Share of failed requests that takes a backend out even where successes lie between; `null`: off.",
+        examples=[0.5])
+    failure_ratio_min_requests: _Count = Field(
+        default=_RULES.failure_ratio_min_requests,
+        description="Requests needed before that share is believed.",
+        examples=[20])
+    failure_window_s: Seconds = Field(
+        default=_RULES.failure_window_s, description="Time over which that share fades.", examples=[30])
+    probe_failures_to_unhealthy: _Count = Field(
+        default=_RULES.probe_failures_to_unhealthy,
+        description="Failed health checks in a row that take a backend out.",
+        examples=[3])
+    probe_successes_to_healthy: _Count = Field(
+        default=_RULES.probe_successes_to_healthy,
+        description="Good health checks in a row that bring it back.",
+        examples=[2])
+    traffic_vouches_s: SecondsFromZero = Field(
+        default=_RULES.traffic_vouches_s,
+        description="A request served this recently outweighs a late health check.",
+        examples=[10])
+    base_ejection_s: Seconds = Field(
+        default=_RULES.base_ejection_s,
+        description="How long the first ejection lasts; each further one doubles.",
+        examples=[5])
+    max_ejection_s: Seconds = Field(default=_RULES.max_ejection_s, description="Longest ejection.", examples=[60])
+    forgive_after_s: Seconds = Field(
+        default=_RULES.forgive_after_s,
+        description="Healthy for this long: earlier ejections are forgotten.",
+        examples=[120])
+    trial_requests: _Count = Field(
+        default=_RULES.trial_requests, description="Requests that a backend on trial may hold at once.", examples=[1])
+    trial_successes: _Count = Field(
+        default=_RULES.trial_successes, description="Successes in a row that end the trial.", examples=[2])
+    slow_start_s: SecondsFromZero = Field(
+        default=_RULES.slow_start_s,
+        description="Time over which a returned backend's share grows to its full size.",
+        examples=[10])
+    slow_start_floor: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=_RULES.slow_start_floor, description="Its share at the start of that time.", examples=[0.1])
+    min_healthy_share: Share = Field(
+        default=_RULES.min_healthy_share,
+        description="Share of a model's backends that signs of mere overload never take out.",
+        examples=[0.5])
