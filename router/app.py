@@ -195,6 +195,7 @@ def _listener(app: Callable[[Scope, Receive, Send], object], drain_s: float) -> 
         lifespan="off",
         loop="none",
         access_log=False,
+        proxy_headers=False,  # nothing here trusts or needs the client's address
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
