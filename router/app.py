@@ -24,7 +24,6 @@ from router.public import PublicApp
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-DRAIN_S = 10.0
 
 # One line per probe of each backend, each second, is no news; what a probe finds shows in the health transitions.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -72,7 +71,7 @@ async def serve(
     port: int | None = None,
     ready: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
-    drain_s: float = DRAIN_S,
+    drain_s: float | None = None,
 ) -> int:
     """Serve a fleet file until SIGTERM, SIGINT or `stop`.
 
@@ -80,7 +79,7 @@ async def serve(
         host, port: replace the file's `listen`.
         ready: called once both listeners accept connections.
         stop: ends the process's serving; where it is given, SIGTERM and SIGINT are its owner's business.
-        drain_s: how long open requests may take after that.
+        drain_s: how long open requests may take after that; replaces the file's `timeouts.drain_s`.
 
     Returns:
         The exit code: 0, or 1 where it could not start (said on stderr).
@@ -106,7 +105,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    config_path: Path, *, host: str | None = None, port: int | None = None, drain_s: float = DRAIN_S
+    config_path: Path, *, host: str | None = None, port: int | None = None, drain_s: float | None = None
 ) -> AsyncIterator[Running]:
     """Serve a fleet file while inside; leaving drains. Arguments as for `serve`.
 
@@ -120,6 +119,7 @@ async def running(
         public_socket = sockets.enter_context(_bind(host or listen.host, listen.port if port is None else port))
         admin_socket = sockets.enter_context(_bind(admin.host, admin.port))
         gateway = Gateway(config_path, loaded, environ)
+        drain_s = loaded.config.timeouts.drain_s if drain_s is None else drain_s
         listeners = (_listener(PublicApp(gateway), drain_s), _listener(admin_app(gateway), 1.0))
         async with asyncio.TaskGroup() as group:
             serving = [

@@ -28,6 +28,7 @@ from router.config_fields import Name, Section, Text
 from router.config_problems import problems_of, validation_error
 from router.config_sections import (
     AdminSection,
+    AuthSection,
     BackendSection,
     HealthSection,
     LatencyClassSection,
@@ -55,6 +56,8 @@ class FleetConfig(Section):
         default=ListenSection(), description="Where clients connect.", examples=[{"port": 8080}])
     admin: AdminSection = Field(
         default=AdminSection(), description="Where operators connect.", examples=[{"port": 8081}])
+    auth: AuthSection = Field(
+        default=AuthSection(), description="Who may ask.", examples=[{"api_keys_env": ["HEADRACE_CLIENT_KEY"]}])
     models: Annotated[tuple[ModelSection, ...], Field(min_length=1, max_length=1_000)] = Field(
         strict=False, description="What clients can ask for.", examples=[[{"name": "Qwen/Qwen3-32B"}]])
     latency_classes: Annotated[tuple[LatencyClassSection, ...], Field(min_length=1, max_length=100)] = Field(
@@ -142,6 +145,8 @@ class LoadedFleet:
     warnings: tuple[Problem, ...]
     specs: tuple[BackendSpec, ...]
     pipeline: Pipeline = field(repr=False)
+    client_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    """Keys that clients may use; none means that no key is asked for."""
 
 
 def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
@@ -172,6 +177,7 @@ def load_fleet_bytes(raw: bytes, file: str, environ: Mapping[str, str]) -> Loade
         warnings=tuple(document.problem(*finding) for finding in doubts(config, document)),
         specs=config.backend_specs(environ),
         pipeline=pipeline,
+        client_keys=tuple([environ[name].strip().encode("ascii") for name in config.auth.api_keys_env]),
     )
 
 
@@ -189,16 +195,18 @@ def _pipeline(config: FleetConfig, document: SourceDocument, problems: list[Prob
 
 
 def _missing_keys(config: FleetConfig, environ: Mapping[str, str]) -> list[Finding]:
+    named: list[tuple[Loc, str]] = [
+        (("backends", index, "api_key_env"), backend.api_key_env)
+        for index, backend in enumerate(config.backends) if backend.api_key_env is not None
+    ]
+    named += [(("auth", "api_keys_env", index), name) for index, name in enumerate(config.auth.api_keys_env)]
     findings = []
-    for index, backend in enumerate(config.backends):
-        if backend.api_key_env is None:
-            continue
-        loc: Loc = ("backends", index, "api_key_env")
-        key = environ.get(backend.api_key_env, "").strip()
+    for loc, name in named:
+        key = environ.get(name, "").strip()
         if not key:
-            findings.append(Finding(loc, f"environment variable {backend.api_key_env} is not set or empty",
-                                    f"export {backend.api_key_env}=… where Headrace runs, or leave api_key_env out"))
+            findings.append(Finding(loc, f"environment variable {name} is not set or empty",
+                                    f"export {name}=… where Headrace runs, or leave it out of the file"))
         elif not (key.isascii() and key.isprintable() and " " not in key):
-            findings.append(Finding(loc, f"environment variable {backend.api_key_env} holds characters that cannot go "
-                                         "in an HTTP header", "it must be the bare key: printable ASCII, no spaces"))
+            findings.append(Finding(loc, f"environment variable {name} holds characters that cannot go in an HTTP "
+                                         "header", "it must be the bare key: printable ASCII, no spaces"))
     return findings

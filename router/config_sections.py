@@ -51,6 +51,15 @@ class AdminSection(Section):
     port: Port = Field(default=8081, description="TCP port; 0 takes a free one.", examples=[8081])
 
 
+class AuthSection(Section):
+    """Who may ask. Without keys, everyone who reaches the listener may."""
+
+    api_keys_env: tuple[VariableName, ...] = Field(
+        default=(), strict=False,
+        description="Environment variables that hold the keys that clients may use; none: no key is asked for.",
+        examples=[["HEADRACE_CLIENT_KEY"]])
+
+
 class ModelSection(Section):
     """A model that clients can ask for."""
 
@@ -223,6 +232,8 @@ class TimeoutsSection(Section):
         default=30.0, description="From the request sent to its first byte back.", examples=[30])
     inter_token_s: Seconds = Field(default=15.0, description="Between two pieces of a stream.", examples=[15])
     total_s: Seconds = Field(default=600.0, description="From the first byte in to the last byte out.", examples=[600])
+    drain_s: Seconds = Field(
+        default=30.0, description="What open requests are given to end after SIGTERM.", examples=[30])
 
 
 class RetriesSection(Section):

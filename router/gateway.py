@@ -48,7 +48,9 @@ class Gateway:
         self.fleet.apply(loaded.specs, rules, loaded.config_hash)
         self.dispatcher.generation = generation
         self.loaded = loaded
-        self.poller.update(loaded.specs)
+        self.poller.update(
+            loaded.specs, interval_s=loaded.config.poll.interval_s, timeout_s=loaded.config.poll.timeout_s
+        )
         self.metrics.config_loaded_at.set_to_current_time()
 
     def ready(self) -> bool:

@@ -25,4 +25,4 @@ class Generation:
         models = {alias: model.name for model in config.models for alias in (model.name, *model.aliases)}
         classes = {entry.name: LatencyClass(entry.name, entry.budget()) for entry in config.latency_classes}
         vocabulary = Vocabulary(MappingProxyType(models), MappingProxyType(classes), config.default_latency_class)
-        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary)
+        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary, loaded.client_keys)

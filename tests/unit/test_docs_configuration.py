@@ -108,7 +108,7 @@ def test_the_example_shows_every_setting_live_or_as_a_comment() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     live = set(_paths(YAML(typ="safe", pure=True).load(text)))
     commented = {path for path in SETTINGS if path not in live}
-    alternatives = ("policy.filters", "policy.prices", "policy.picker", "backends[].api_key_env")
+    alternatives = ("policy.filters", "policy.prices", "policy.picker", "backends[].api_key_env", "auth")
     assert commented == {path for path in SETTINGS if path.startswith(alternatives)}
     for path in commented:
         leaf = path.rsplit(".", 1)[-1].removesuffix("[]")
