@@ -1,0 +1,210 @@
+"""The command line. Each command parses its options, calls the room that does the work, and returns its exit code.
+
+Exit codes: 0 done, 1 it went wrong or the answer is no, 2 it could not be tried. Errors are one line on standard error.
+Rooms are imported inside the commands: `headrace --help` must not wait for the gateway.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="One OpenAI-style endpoint in front of unlike accelerators that serve the same model. Each request goes to "
+         "the cheapest backend that still keeps the latency promised to its caller.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+Admin = Annotated[str, typer.Option("--admin", envvar="HEADRACE_ADMIN", help="Address of the admin listener.")]
+ADMIN_URL = "http://127.0.0.1:8081"
+CARDS = "a100x2-bf16,l40sx2-fp8,ascend910b2x2-bf16"
+
+
+class Engines(StrEnum):
+    """What `headrace up` starts."""
+
+    llamacpp = "llamacpp"
+    simulated = "simulated"
+
+
+@app.command(short_help="Start three engines and the gateway; Ctrl-C ends all of it.")
+def up(
+    engines: Annotated[Engines, typer.Option(help="Real llama.cpp servers, or simulated cards.")] = Engines.llamacpp,
+    host: Annotated[str, typer.Option(help="Address that the gateway listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8080,
+    admin_port: Annotated[int, typer.Option(help="Port of the admin listener.")] = 8081,
+    run_dir: Annotated[Path, typer.Option(help="Folder for the fleet file, logs and state.")] = Path(".headrace/run"),
+    time_scale: Annotated[float, typer.Option(help="How many times faster than life simulated cards run.")] = 1.0,
+    calibrate: Annotated[bool, typer.Option(help="Measure each engine at its first start.")] = True,
+    json: Json = False,
+) -> None:
+    """Start three engines of one model and the gateway before them; Ctrl-C ends all of it."""
+    from headrace.up import UpOptions, run_up
+
+    options = UpOptions(engines=engines.value, host=host, port=port, admin_port=admin_port, run_dir=run_dir, json=json,
+                        time_scale=time_scale, calibrate=calibrate)
+    _finish(run_up(options))
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.")],
+    host: Annotated[str | None, typer.Option(help="Listen here instead of where the fleet file says.")] = None,
+    port: Annotated[int | None, typer.Option(help="Listen on this port instead.")] = None,
+    json: Json = False,
+) -> None:
+    """Run the gateway for the fleet that a file describes."""
+    from router.app import serve as serve_gateway
+
+    def say_ready() -> None:
+        if json:
+            _print_json({"event": "ready", "config": str(config), "pid": os.getpid()})
+
+    _finish(serve_gateway(config, host=host, port=port, ready=say_ready))
+
+
+@app.command(short_help="Say what is wrong with a fleet file, if anything.")
+def check(
+    file: Annotated[Path, typer.Argument(help="The fleet file.")],
+    json: Json = False,
+) -> None:
+    """Say whether a fleet file is right; if not, where, why, and what would be."""
+    from headrace.check import check as check_file
+
+    raise typer.Exit(check_file(file, json=json))
+
+
+@app.command(short_help="Show the backends of a running gateway.")
+def status(
+    admin: Admin = ADMIN_URL,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again each second until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Show every backend of a running gateway: health, load, price, share of the traffic."""
+    from headrace.status import show_status
+
+    raise typer.Exit(show_status(admin, json=json, watch=watch))
+
+
+@app.command(short_help="Make a running gateway read its fleet file again.")
+def reload(
+    admin: Admin = ADMIN_URL,
+    json: Json = False,
+) -> None:
+    """Make a running gateway read its fleet file again; a broken file changes nothing."""
+    from headrace.status import request_reload
+
+    raise typer.Exit(request_reload(admin, json=json))
+
+
+@app.command(short_help="Load a gateway with streamed chats; judge the result.")
+def loadtest(
+    host: Annotated[str | None, typer.Option(help="Load this gateway. Default: start one with fake engines.")] = None,
+    model: Annotated[str, typer.Option(help="With --host: the model to ask for.")] = "smollm2-135m-instruct",
+    api_key_env: Annotated[str, typer.Option(help="With --host: environment variable with the API key.")] = "",
+    users: Annotated[int, typer.Option(min=1, max=1000, help="Locust users that share the schedule.")] = 20,
+    rate: Annotated[float, typer.Option(min=0.01, max=1000, help="Requests a second over all users.")] = 8.0,
+    duration: Annotated[float, typer.Option(min=1, max=3600, help="Seconds in which requests start.")] = 20.0,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Median prompt; by default 1,020.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(min=1, help="Median answer; by default 129.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same schedule and sizes.")] = 1,
+    cards: Annotated[str, typer.Option(help="Simulated cards, by comma.")] = CARDS,
+    time_scale: Annotated[float, typer.Option(min=0.01, help="How many times faster than life they run.")] = 2.0,
+    policy: Annotated[str, typer.Option(help="Routing policy of the gateway that is started.")] = "headrace",
+    fault: Annotated[list[str] | None, typer.Option(
+        help="Let a simulated card fail: 'h100x2-fp8=slow x3 from 5 to 10'. May be repeated.")] = None,
+    thresholds: Annotated[Path | None, typer.Option(help="Judge by this file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Keep records, charts, logs and summary here.")] = None,
+    json: Json = False,
+) -> None:
+    """Load a gateway with streamed chats on an open schedule and judge what its callers felt."""
+    from loadtest.run import LoadOptions, run_loadtest
+
+    options = LoadOptions(host=host, model=model, api_key_env=api_key_env, users=users, rate_per_s=rate,
+                          duration_s=duration, seed=seed, cards=tuple(filter(None, cards.split(","))),
+                          time_scale=time_scale, policy=policy, faults=_faults(fault or []), report=report, json=json)
+    options = options.with_medians(prompt_tokens, output_tokens)
+    raise typer.Exit(run_loadtest(replace(options, thresholds=thresholds) if thresholds else options))
+
+
+@app.command(
+    "fake-engine", add_help_option=False, short_help="Run one simulated engine.",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def fake_engine(
+    context: typer.Context,
+    json: Json = False,
+) -> None:
+    """Run one simulated engine in the foreground (its own options: headrace fake-engine --help)."""
+    # It prints its address as a line of JSON in any case, so --json has nothing to add.
+    os.execv(sys.executable, [sys.executable, "-m", "loadtest.fake_engine", *context.args])  # noqa: S606
+
+
+@app.command()
+def version(json: Json = False) -> None:
+    """Print the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        found = version_of("headrace")
+    except PackageNotFoundError:
+        found = "unknown (not installed)"
+    if json:
+        _print_json({"version": found})
+    else:
+        print(found)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="headrace")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output left; a second complaint at exit helps nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("HEADRACE_TRACEBACK"):
+            raise
+        what = str(error) or type(error).__name__
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        print(f"headrace: {kind}{what} (HEADRACE_TRACEBACK=1 shows where)", file=sys.stderr)
+        sys.exit(1)
+
+
+def _finish(work: Awaitable[int]) -> None:
+    """Run to the end on uvloop and leave with the exit code that it returns."""
+    import uvloop
+
+    async def run() -> int:
+        return await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        raise typer.Exit(runner.run(run()))
+
+
+def _faults(given: list[str]) -> dict[str, list[str]]:
+    faults: dict[str, list[str]] = {}
+    for text in given:
+        card, equals, fault = text.partition("=")
+        if not equals or not fault.strip():
+            raise typer.BadParameter(f"{text!r}: needs CARD=FAULT, such as 'h100x2-fp8=slow x3 from 5 to 10'")
+        faults.setdefault(card.strip(), []).append(fault.strip())
+    return faults
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    print(json.dumps(value), flush=True)

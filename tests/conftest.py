@@ -1,0 +1,24 @@
+"""What every test may count on: one event loop library, no clock in Hypothesis, and the root of the checkout."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A busy machine is no bug: examples are bounded in number, never in wall time.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """`@pytest.mark.anyio` tests run on asyncio, the loop that the router runs on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout, for tests that read its files."""
+    return ROOT
