@@ -1,0 +1,36 @@
+"""Operator weights as pickers use them, and dice that follow weights."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from backends.catalog.views import BackendView
+from policies.policy import Rng
+
+T = TypeVar("T")
+
+# Past these a weight means "never" or "always" already; within them sums and quotients of weights stay finite.
+WEIGHT_RANGE = (1e-9, 1e9)
+
+
+def pull(backend: BackendView, now: float) -> float:
+    """The backend's weight, lowered while it starts slowly: what its share is proportional to."""
+    weight = backend.spec.weight * backend.health.ramp(now)
+    low, high = WEIGHT_RANGE
+    if low <= weight <= high:
+        return weight
+    return high if weight > high else low
+
+
+def draw(items: Sequence[T], pulls: Sequence[float], share: float) -> int:
+    """The index that the point `share` in [0, 1) falls on when the items lie in a row, each as wide as its pull."""
+    point = share * sum(pulls)
+    for index, width in enumerate(pulls):
+        point -= width
+        if point < 0.0:
+            return index
+    return len(items) - 1   # rounding put the point on the far end
+
+
+def toss(items: Sequence[T], pulls: Sequence[float], rng: Rng) -> T:
+    """One of the items, by dice, with chances as the pulls; a single item takes no dice."""
+    return items[0] if len(items) == 1 else items[draw(items, pulls, rng.random())]

@@ -1,0 +1,113 @@
+"""When a failed attempt is followed by another."""
+
+import pytest
+
+from policies.attempts import (
+    RETRYABLE,
+    AttemptRules,
+    Failure,
+    FailureCause,
+    Retry,
+    RetryBudget,
+    Stop,
+    StopReason,
+    backoff_until_s,
+    next_attempt,
+)
+from policies.registry import PolicySpec, build_pipeline
+from tests.policy_fleet import a_backend, a_request, choose, name_of
+
+RULES = AttemptRules()
+FULL = RetryBudget()
+
+
+def a_failure(cause: FailureCause = FailureCause.CONNECT, backend: str = "a", **given: object) -> Failure:
+    return Failure(backend, cause, at_s=5.0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cause", list(FailureCause))
+def test_only_causes_that_another_backend_may_not_share_are_retried(cause: FailureCause) -> None:
+    found = next_attempt(RULES, a_request(), (a_failure(cause),), 5.0, FULL)
+    assert found == (Retry(("a",), cause) if cause in RETRYABLE else Stop(StopReason.NOT_RETRYABLE))
+
+
+def test_p33_the_request_s_own_mistakes_are_not_retried() -> None:
+    final = {FailureCause.CLIENT_ERROR, FailureCause.CLIENT_GONE, FailureCause.STATUS_5XX_OTHER}
+    assert not final & RETRYABLE
+
+
+def test_operators_may_retry_500() -> None:
+    rules = AttemptRules(retryable=RETRYABLE | {FailureCause.STATUS_5XX_OTHER})
+    assert isinstance(next_attempt(rules, a_request(), (a_failure(FailureCause.STATUS_5XX_OTHER),), 5.0, FULL), Retry)
+
+
+def test_p31_each_attempt_goes_to_another_backend() -> None:
+    pipeline = build_pipeline(PolicySpec())
+    backends = [a_backend("a", price_per_hour=0.1), a_backend("b"), a_backend("c", price_per_hour=9.0)]
+    order, failures, facts = [], (), a_request()
+    while True:
+        name = str(name_of(choose(pipeline, facts, *backends)))
+        order.append(name)
+        failures = (*failures, a_failure(backend=name))  # type: ignore[assignment]
+        step = next_attempt(RULES, facts, failures, 5.0, FULL)
+        if isinstance(step, Stop):
+            break
+        facts = a_request(tried=step.avoid)
+    assert order == ["a", "b", "c"]
+    assert step.reason is StopReason.MAX_ATTEMPTS
+
+
+def test_nothing_is_retried_once_the_client_has_a_byte() -> None:
+    failures = (a_failure(FailureCause.TRUNCATED, first_byte_sent=True),)
+    assert next_attempt(RULES, a_request(), failures, 5.0, FULL) == Stop(StopReason.FIRST_BYTE_SENT)
+    assert isinstance(next_attempt(RULES, a_request(), (a_failure(FailureCause.TRUNCATED),), 5.0, FULL), Retry)
+
+
+def test_the_deadline_ends_it() -> None:
+    failures = (a_failure(),)
+    assert isinstance(next_attempt(RULES, a_request(), failures, 5.0, FULL, deadline_s=5.1), Retry)
+    assert next_attempt(RULES, a_request(), failures, 5.1, FULL, deadline_s=5.1) == Stop(StopReason.DEADLINE)
+
+
+def test_an_empty_retry_budget_ends_it() -> None:
+    found = next_attempt(RULES, a_request(), (a_failure(),), 5.0, RetryBudget(tokens=0.9, floor_per_s=0.0))
+    assert found == Stop(StopReason.RETRY_BUDGET_EMPTY)
+
+
+def test_avoid_keeps_order_and_names_each_once() -> None:
+    failures = (a_failure(backend="b"), a_failure(backend="a"))
+    assert next_attempt(RULES, a_request(tried=("b",)), failures, 5.0, FULL) == Retry(("b", "a"), FailureCause.CONNECT)
+
+
+def test_without_a_failure_there_is_nothing_to_follow() -> None:
+    with pytest.raises(ValueError, match="failure that it follows"):
+        next_attempt(RULES, a_request(), (), 5.0, FULL)
+
+
+@pytest.mark.parametrize(("cause", "asked_s", "until_s"), [
+    (FailureCause.STATUS_429, 4.0, 9.0), (FailureCause.STATUS_503, 0.0, 5.0), (FailureCause.STATUS_429, None, 6.0),
+    (FailureCause.STATUS_429, 1e9, 65.0), (FailureCause.STATUS_503, -3.0, 5.0), (FailureCause.CONNECT, 4.0, None),
+])
+def test_p32_silence_is_kept_as_asked_within_a_minute(
+    cause: FailureCause, asked_s: float | None, until_s: float | None
+) -> None:
+    assert backoff_until_s(a_failure(cause, retry_after_s=asked_s)) == until_s
+
+
+def test_the_budget_pays_a_fifth_of_requests_and_a_floor() -> None:
+    budget = RetryBudget(tokens=0.0, floor_per_s=0.0)
+    for _ in range(5):
+        budget = budget.deposit()
+    paid = budget.withdraw(0.0)
+    assert paid is not None
+    assert paid.withdraw(100.0) is None
+    quiet = RetryBudget(tokens=0.0, floor_per_s=10.0, at_s=0.0)
+    assert quiet.available(0.1) == pytest.approx(1.0)
+    assert quiet.available(1000.0) == quiet.capacity
+
+
+def test_a_clock_that_steps_back_credits_nothing() -> None:
+    budget = RetryBudget(tokens=1.0, at_s=100.0)
+    paid = budget.withdraw(50.0)
+    assert paid is not None
+    assert paid.available(100.0) == pytest.approx(0.0)
