@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from asyncio's
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
         if self.complete:  # bytes that nobody asked for: an idle connection must not carry them into the next exchange
@@ -113,7 +113,11 @@ class Connection(asyncio.Protocol):
             self._fail(UpstreamError(UpstreamFault.PROTOCOL, "the backend switched protocols"))
             return
         except httptools.HttpParserError as error:
-            if self._error is None:
+            if self.complete:  # what follows the answer is not part of it, and the connection not to be trusted
+                self.keep_alive = False
+                self.abort()
+                self._wake()
+            elif self._error is None:
                 self._fail(UpstreamError(UpstreamFault.PROTOCOL, str(error)))
             return
         if self._buffered_bytes > HIGH_WATER_BYTES and not self._reading_paused and self._transport is not None:
@@ -146,6 +150,10 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
     # --- httptools --------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second response to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
@@ -185,6 +193,8 @@ class Connection(asyncio.Protocol):
     async def send(self, request: bytes, deadline_s: float) -> None:
         """Write a whole request; returns once the socket has taken it, or as soon as the backend answers."""
         assert self._transport is not None
+        if self._error is not None:  # lost since it was made; uvloop refuses to write to such a transport
+            raise self._error
         self._transport.write(request)
         if self._write_waiter is not None and not self.got_bytes:
             try:
@@ -218,7 +228,8 @@ class Connection(asyncio.Protocol):
         self._buffered_bytes = 0
         if self._reading_paused and self._transport is not None:
             self._reading_paused = False
-            self._transport.resume_reading()
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
         return data
 
     def fail_waiting(self, error: UpstreamError) -> None:
@@ -441,7 +452,7 @@ class UpstreamPool:
                 )
         except TimeoutError:
             raise UpstreamError(UpstreamFault.CONNECT_TIMEOUT, f"no connection within {timeout_s} s") from None
-        except OSError as error:  # refused, unreachable, no such name, TLS failure
+        except (OSError, UnicodeError) as error:  # refused, unreachable, no such name, TLS failure; no name at all
             raise UpstreamError(UpstreamFault.CONNECT, str(error)) from None
         return connection
 

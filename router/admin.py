@@ -45,7 +45,7 @@ def admin_app(gateway: Gateway) -> Starlette:
     async def undrain(request: Request) -> Response:
         return _set_drained(gateway, request.path_params["name"], drained=False)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/admin/fleet", fleet),
             Route("/admin/config", config),
@@ -57,6 +57,8 @@ def admin_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def fleet_document(gateway: Gateway) -> dict[str, Any]:

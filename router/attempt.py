@@ -1,17 +1,19 @@
 """One request on one backend: lease, send, relay, and the books settled whatever happens."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import monotonic, time
+from urllib.parse import urlsplit
 
 import msgspec
 
 from backends.catalog.health import OutcomeKind
 from backends.upstream import UpstreamError, UpstreamFault, UpstreamResponse
 from policies.attempts import Failure, FailureCause, backoff_until_s
-from router.errors import bad_gateway, gateway_timeout
+from router.errors import ERROR_TYPES, bad_gateway, gateway_timeout
 from router.exchange import ENDINGS, Exchange, Outcome
 from router.fleet import Fleet, LiveBackend
 from router.generation import Generation
@@ -23,6 +25,8 @@ from router.sse import ModelNameEdit, StreamReader
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 MAX_ERROR_BYTES = 1024 * 1024
+MAX_MESSAGE_BYTES = 500
+MAX_STATUS = 599
 log = logging.getLogger("headrace.dispatch")
 
 FAULTS = {
@@ -80,7 +84,9 @@ class Attempt:
         self._client = client
         self._clock = clock
         self._error_answer: ErrorAnswer | None = None
-        self.deadline_s = exchange.received_at_s + self._timeouts.total_s
+        self._welcome_again_at_s = math.inf
+        """When the first of the backends that asked for silence takes requests again."""
+        self.deadline_s = exchange.deadline_s
 
     async def on(self, live: LiveBackend) -> Failure | None:
         """Try one backend; `None` where the client has its answer, or as much of one as there will be."""
@@ -123,6 +129,10 @@ class Attempt:
                 raise gateway_timeout("first token" if self._request.facts.stream else "answer")
             raise bad_gateway("The backends that were tried could not be reached or broke off.")
         self._exchange.outcome = Outcome.SHED if answer.status == 429 else Outcome.BACKEND_ERROR
+        if self._welcome_again_at_s < math.inf:
+            wait_s = max(0, math.ceil(self._welcome_again_at_s - self._clock()))
+            headers = [(name, value) for name, value in answer.headers if name != b"retry-after"]
+            answer = ErrorAnswer(answer.status, [*headers, (b"retry-after", b"%d" % wait_s)], answer.body)
         await self._answer(answer)
 
     # --- one attempt ------------------------------------------------------------------------------------------------
@@ -176,7 +186,10 @@ class Attempt:
             own_headers=self._own_headers,
         )
         if is_event_stream(response):
-            ending = await relay.events(StreamReader(edit, hide_usage=not self._request.usage_asked))
+            request = self._request
+            ending = await relay.events(
+                StreamReader(edit, hide_usage=not request.usage_asked, choices=request.choices)
+            )
         else:
             ending = await relay.whole(edit, MAX_RESPONSE_BYTES)
         exchange.outcome = ENDINGS[ending]
@@ -196,27 +209,27 @@ class Attempt:
                 kind = OutcomeKind.OVERLOADED
             elif status in (401, 501):  # an answer about the request or its key, not about the backend's health
                 kind = OutcomeKind.CLIENT_ERROR
-            return Failure(live.spec.name, cause, self._clock(), _retry_after_s(response)), kind
+            failure = Failure(live.spec.name, cause, self._clock(), _retry_after_s(response))
+            if failure.retry_after_s is not None:
+                self._welcome_again_at_s = min(self._welcome_again_at_s, failure.at_s + failure.retry_after_s)
+            return failure, kind
         self._exchange.outcome = Outcome.CLIENT_ERROR
         await self._answer(answer)
         return None, OutcomeKind.CLIENT_ERROR
 
     def _error_answer_of(self, live: LiveBackend, response: UpstreamResponse, body: bytes) -> ErrorAnswer | None:
         status = response.status
-        if status == 401 or status < 400:
-            return None  # our key, or a redirect that is not followed: not the client's business
-        edit = self._edit_for(live)
-        if edit is not None:
-            body = edit.apply(body)
+        if status == 401 or not 400 <= status <= MAX_STATUS:
+            return None  # our key, a redirect that is not followed, no status at all: not the client's business
         headers = relayed_headers(response)
-        if response.header(b"content-encoding") is None and not _is_json_object(body):
-            text = body[:500].decode("utf-8", "replace").strip()
-            wrapped = {"message": text or f"The backend answered {status}.", "type": "upstream_error", "param": None,
-                       "code": f"upstream_{status}"}  # fmt: skip
-            body = msgspec.json.encode({"error": wrapped})
-            headers = [(name, value) for name, value in headers if name != b"content-type"]
-            headers.append((b"content-type", b"application/json"))
-        return ErrorAnswer(status, headers, body)
+        if response.header(b"content-encoding") is not None:
+            return ErrorAnswer(status, headers, body)
+        for secret in _secrets_of(live):
+            body = body.replace(secret, b"[backend]")
+        body = self._edit_for(live).apply_to_error(body)
+        headers = [(name, value) for name, value in headers if name != b"content-type"]
+        headers.append((b"content-type", b"application/json"))
+        return ErrorAnswer(status, headers, in_openai_shape(status, body))
 
     async def _answer(self, answer: ErrorAnswer) -> None:
         self._exchange.status = answer.status
@@ -224,9 +237,8 @@ class Attempt:
         await self._client.start(answer.status, [*answer.headers, length, *self._own_headers()])
         await self._client.finish(answer.body)
 
-    def _edit_for(self, live: LiveBackend) -> ModelNameEdit | None:
-        served, asked = live.spec.served_model_name, self._request.client_model
-        return None if served == asked else ModelNameEdit(served, asked)
+    def _edit_for(self, live: LiveBackend) -> ModelNameEdit:
+        return ModelNameEdit(live.spec.served_model_name, self._request.client_model)
 
     def _own_headers(self) -> Headers:
         exchange = self._exchange
@@ -259,13 +271,42 @@ def _retry_after_s(response: UpstreamResponse) -> float | None:
     text = value.decode("latin-1").strip()
     try:
         return max(0.0, float(text)) if text.isdigit() else max(0.0, parsedate_to_datetime(text).timestamp() - time())
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError, IndexError):  # the parser's ways to say that it is no date
         return None
 
 
-def _is_json_object(body: bytes) -> bool:
+def in_openai_shape(status: int, body: bytes) -> bytes:
+    """A backend's error as OpenAI's SDKs read it: unchanged where it has the shape, else its message in the shape.
+
+    A page that is no JSON speaks to the client about a 4xx, which is the client's to mend; on a 5xx it is the inside
+    of an engine (a traceback, a proxy's page with its host), and is not shown.
+    """
+    message = f"The backend answered {status}."
     try:
-        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+        if status < 500:
+            message = body[:MAX_MESSAGE_BYTES].decode("utf-8", "replace").strip() or message
+    else:
+        error = bytes(document.get("error", b""))
+        if error.startswith(b"{"):
+            return body
+        for raw in (error, *(bytes(document.get(name, b"")) for name in ("message", "detail"))):
+            if raw and raw != b"null":
+                try:
+                    message = str(msgspec.json.decode(raw))[:MAX_MESSAGE_BYTES]
+                except RecursionError:
+                    continue
+                break
+    error_type = ERROR_TYPES.get(status, "upstream_error" if status >= 500 else "invalid_request_error")
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": error_type, "param": None, "code": f"upstream_{status}"}}
+    )
+
+
+def _secrets_of(live: LiveBackend) -> list[bytes]:
+    """What an engine may quote in an error and no client should learn: the gateway's key there, and the address."""
+    secrets = [urlsplit(live.spec.url).netloc]
+    if live.spec.api_key:
+        secrets.append(live.spec.api_key)
+    return [secret.encode() for secret in secrets]

@@ -71,16 +71,24 @@ class Dispatcher:
         if scheme.lower() != b"bearer" or not matches:
             raise unauthorized()
 
-    def read(self, exchange: Exchange, headers: Mapping[bytes, bytes], body: bytes) -> InferenceRequest:
-        """Read and admit a request whose body has come.
+    def admit(self) -> None:
+        """Make sure that there is room for one more, before its body takes memory.
 
         Raises:
-            ApiError: 400, 404, 415, or 429 where the gateway holds as many as it may.
+            ApiError: 429 where the gateway holds as many requests as it may.
         """
-        exchange.received_at_s = self._clock()
-        generation = self.generation
-        if self.in_flight > generation.config.limits.max_in_flight:
+        if self.in_flight > self.generation.config.limits.max_in_flight:
             raise overloaded("The gateway holds as many requests as it may. Try again shortly.", FULL_RETRY_AFTER_S)
+
+    def read(self, exchange: Exchange, headers: Mapping[bytes, bytes], body: bytes) -> InferenceRequest:
+        """Read a request whose body has come.
+
+        Raises:
+            ApiError: 400, 404 or 415.
+        """
+        generation = self.generation
+        exchange.received_at_s = self._clock()
+        exchange.deadline_s = exchange.received_at_s + generation.config.timeouts.total_s
         request = read_request(
             exchange.endpoint, exchange.request_id, headers, body, generation.vocabulary, self._fleet.tokens_per_byte
         )

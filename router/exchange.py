@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -50,6 +51,8 @@ class Exchange:
     began_at_s: float
     received_at_s: float = 0.0
     """When the last byte of its body had come; 0 before."""
+    deadline_s: float = math.inf
+    """By when its answer must have ended."""
     model: str = UNKNOWN_MODEL
     latency_class: str = ""
     decision: Decision | None = None
@@ -87,6 +90,10 @@ class Exchange:
 
     def client_gone(self) -> None:
         self.status, self.outcome = 499, Outcome.CLIENT_CLOSED
+
+    def cut_off(self) -> None:
+        """The process ends before a begun answer did."""
+        self.outcome = Outcome.TRUNCATED
 
     def settle(self, metrics: Metrics, now: float) -> None:
         """Count and log. Called exactly once, however the request ended."""

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from router.dispatch import Dispatcher
-from router.errors import ApiError, bad_request, body_too_large, method_not_allowed
+from router.errors import ApiError, bad_request, body_too_large, method_not_allowed, no_backend
+from router.exchange import Exchange
 from router.intake import Endpoint, request_id_of
 
 Scope = MutableMapping[str, Any]
@@ -20,10 +21,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("headrace.hotpath")
 ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+STALL_GRACE_S = 1.0
+"""Past its deadline an answer ends by itself, unless the client does not take it."""
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before its body had come whole."""
+    """The client closed its connection, or has stopped reading its answer."""
 
 
 class AsgiClient:
@@ -78,16 +81,19 @@ class HotPath:
             if scope["method"] != "POST":
                 raise method_not_allowed("POST")
             self._dispatcher.authorize(headers)
+            self._dispatcher.admit()
             body = await _read_body(receive, headers, self._dispatcher.max_body_bytes)
             request = self._dispatcher.read(exchange, headers, body)
-            await _while_connected(self._dispatcher.run(exchange, request, client), client, receive)
+            deadline_s = exchange.deadline_s + STALL_GRACE_S
+            await _while_connected(self._dispatcher.run(exchange, request, client), client, receive, deadline_s)
         except ApiError as error:
             exchange.refused(error)
             await client.answer(error, exchange.request_id)
-        except (ClientGoneError, asyncio.CancelledError) as gone:
+        except ClientGoneError:
             exchange.client_gone()
-            if isinstance(gone, asyncio.CancelledError):
-                raise
+        except asyncio.CancelledError:
+            # The server's drain time is over. It is told by ending, since it takes the exception for a crash.
+            await _cut_off(exchange, client)
         except Exception:
             log.exception("request %s failed in the gateway", exchange.request_id)
             exchange.status = exchange.status or 500
@@ -120,25 +126,41 @@ async def _read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _while_connected(work: Awaitable[None], client: AsgiClient, receive: Receive) -> None:
-    """Run `work` in this task; cancel it when the client goes.
+async def _cut_off(exchange: Exchange, client: AsgiClient) -> None:
+    if client.ended:
+        return
+    if client.started:
+        exchange.cut_off()
+        await client.abort()
+    else:
+        error = no_backend("The gateway is stopping. Try again shortly.", 1.0)
+        exchange.refused(error)
+        await client.answer(error, exchange.request_id)
+
+
+async def _while_connected(work: Awaitable[None], client: AsgiClient, receive: Receive, deadline_s: float) -> None:
+    """Run `work` in this task; cancel it when the client goes, or at `deadline_s` (loop time).
 
     Raises:
-        ClientGoneError: the client went before the answer had ended.
+        ClientGoneError: the client went, or did not take what there was, before the answer had ended.
     """
     task = asyncio.current_task()
     assert task is not None
     gone = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
         if not client.ended:
             gone = True
             task.cancel()
 
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        leave()
+
     watcher = asyncio.create_task(watch())
+    timer = asyncio.get_running_loop().call_at(deadline_s, leave)
     try:
         await work
     except asyncio.CancelledError:
@@ -146,4 +168,5 @@ async def _while_connected(work: Awaitable[None], client: AsgiClient, receive: R
             raise ClientGoneError from None
         raise
     finally:
+        timer.cancel()
         watcher.cancel()

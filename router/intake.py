@@ -9,15 +9,17 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from policies.facts import Budget, RequestFacts
 from router.errors import ApiError, bad_request, model_not_found, unsupported_media_type
-from router.json_spans import DuplicateKeyError, JsonObject, parse_object
+from router.json_spans import MAX_MEMBERS, DuplicateKeyError, JsonObject, TooManyMembersError, parse_object
 
 DEFAULT_OUTPUT_TOKENS = 128
+MAX_TOKENS = 2**53
+"""Larger wishes count as this: integers of JSON have no bound, doubles do."""
 T = TypeVar("T")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -30,6 +32,8 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
 
 
+_NOT_ASKED = (b"false", b"null")
+_NO_OPTIONS = parse_object(b"{}")
 PROMPT_MEMBER = {
     Endpoint.CHAT_COMPLETIONS: "messages",
     Endpoint.COMPLETIONS: "prompt",
@@ -67,7 +71,10 @@ class InferenceRequest:
     prompt_bytes: int
     usage_asked: bool
     """The client itself asked for the usage chunk of a stream."""
+    choices: int
+    """Answers asked for (`n`): a stream is whole once each has its `finish_reason`."""
     json: JsonObject
+    stream_options: JsonObject | None
 
     def body_for(self, served_model_name: str) -> bytes:
         """The body for one backend: the model by the engine's name, and usage always reported on streams.
@@ -78,9 +85,8 @@ class InferenceRequest:
         if served_model_name != self.client_model:
             edits["model"] = msgspec.json.encode(served_model_name)
         if self.facts.stream and not self.usage_asked and self.endpoint is not Endpoint.EMBEDDINGS:
-            options = self.json.values.get("stream_options", b"null")
-            merged: dict[str, Any] = {**(msgspec.json.decode(options) or {}), "include_usage": True}
-            edits["stream_options"] = msgspec.json.encode(merged)
+            options = self.stream_options or _NO_OPTIONS
+            edits["stream_options"] = options.replace({"include_usage": b"true"})
         return self.json.replace(edits) if edits else self.json.body
 
 
@@ -114,7 +120,7 @@ def read_request(
     if prompt is None:
         raise bad_request(f"The member '{prompt_member}' is missing.", param=prompt_member)
     stream = bool(_member(request, "stream", bool, "true or false")) and endpoint is not Endpoint.EMBEDDINGS
-    options = _member(request, "stream_options", dict[str, Any], "an object") or {}
+    options = _stream_options(request)
     max_tokens = _max_tokens(request)
     latency_class = _latency_class(headers, vocabulary)
     prompt_bytes = len(prompt)
@@ -128,7 +134,16 @@ def read_request(
         budget=latency_class.budget,
     )
     return InferenceRequest(
-        endpoint, request_id, facts, client_model, prompt_bytes, bool(options.get("include_usage")), request
+        endpoint=endpoint,
+        request_id=request_id,
+        facts=facts,
+        client_model=client_model,
+        prompt_bytes=prompt_bytes,
+        # A value that is neither true nor false is the engine's to refuse.
+        usage_asked=options is not None and bytes(options.values.get("include_usage", b"null")) not in _NOT_ASKED,
+        choices=_choices(request),
+        json=request,
+        stream_options=options,
     )
 
 
@@ -152,7 +167,10 @@ def _parse(body: bytes) -> JsonObject:
     try:
         return parse_object(body)
     except DuplicateKeyError as error:
-        raise bad_request(f"The key {error.key!a} stands twice in the body.", param=error.key) from None
+        key = error.key[:64]
+        raise bad_request(f"The key {key!a} stands twice in the body.", param=key) from None
+    except TooManyMembersError:
+        raise bad_request(f"An object of the body has more than {MAX_MEMBERS} members.") from None
     except msgspec.ValidationError:
         raise bad_request("The body must be a JSON object.", code="invalid_json") from None
     except UnicodeDecodeError as error:
@@ -173,13 +191,32 @@ def _member(request: JsonObject, name: str, kind: type[T], what: str) -> T | Non
         raise bad_request(f"The member '{name}' must be {what}.", param=name) from None
 
 
+def _stream_options(request: JsonObject) -> JsonObject | None:
+    raw = request.values.get("stream_options")
+    if raw is None or bytes(raw) == b"null":
+        return None
+    if not bytes(raw).startswith(b"{"):
+        raise bad_request("The member 'stream_options' must be an object.", param="stream_options")
+    return _parse(bytes(raw))
+
+
+def _choices(request: JsonObject) -> int:
+    raw = request.values.get("n")
+    if raw is None:
+        return 1
+    try:
+        return max(1, msgspec.json.decode(raw, type=int))
+    except msgspec.DecodeError:
+        return 1  # the engine's to refuse
+
+
 def _max_tokens(request: JsonObject) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         value = _member(request, name, int, "a whole number")
         if value is not None:
             if value < 0:
                 raise bad_request(f"The member '{name}' must not be negative.", param=name)
-            return value
+            return min(value, MAX_TOKENS)
     return None
 
 

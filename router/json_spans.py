@@ -15,6 +15,8 @@ _OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 _KEY = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _NEXT = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+MAX_MEMBERS = 1024
+"""Of one object. The API has some fifty; a body of a million would hold the event loop for seconds."""
 
 
 class DuplicateKeyError(ValueError):
@@ -23,6 +25,10 @@ class DuplicateKeyError(ValueError):
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
+
+
+class TooManyMembersError(ValueError):
+    """The object has more than `MAX_MEMBERS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +64,15 @@ def parse_object(body: bytes) -> JsonObject:
 
     Raises:
         DuplicateKeyError: a key stands twice, escapes undone.
+        TooManyMembersError: there are more than `MAX_MEMBERS`.
         msgspec.DecodeError: not JSON, or not an object (`msgspec.ValidationError`).
         RecursionError: nested deeper than the interpreter's limit.
         UnicodeDecodeError: not UTF-8.
     """
     body.decode("utf-8")  # msgspec skips over raw values without looking at their encoding
     values = _DECODER.decode(body)
+    if len(values) > MAX_MEMBERS:
+        raise TooManyMembersError
     starts: dict[str, int] = {}
     opening = _OPEN.match(body)
     assert opening is not None  # the decoder has seen an object

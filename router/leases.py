@@ -26,9 +26,9 @@ class Books:
 
 
 class Lease:
-    """One attempt's share of a backend's books. Enter it once."""
+    """One attempt's share of a backend's books. Enter it once; before and afterwards it changes nothing."""
 
-    __slots__ = ("_books", "_context_tokens", "_decoding", "_entered", "_prompt_tokens")
+    __slots__ = ("_books", "_context_tokens", "_decoding", "_entered", "_open", "_prompt_tokens")
 
     def __init__(self, books: Books, prompt_tokens: int) -> None:
         self._books = books
@@ -36,11 +36,12 @@ class Lease:
         self._context_tokens = 0
         self._decoding = False
         self._entered = False
+        self._open = False
 
     def __enter__(self) -> "Lease":
         if self._entered:
             raise RuntimeError("a lease is taken once")
-        self._entered = True
+        self._entered = self._open = True
         self._books.requests += 1
         self._books.prefill_requests += 1
         self._books.prefill_tokens += self._prompt_tokens
@@ -48,7 +49,7 @@ class Lease:
 
     def first_token(self) -> None:
         """The prompt is done: its tokens move from prefill to the context of a decoding stream."""
-        if self._decoding:
+        if self._decoding or not self._open:
             return
         self._decoding = True
         books = self._books
@@ -59,13 +60,19 @@ class Lease:
         books.context_tokens += self._prompt_tokens
 
     def generated(self, tokens: int) -> None:
-        """The stream grew by `tokens`."""
+        """The stream grew by `tokens`; the first of them end the prompt."""
+        if not self._open:
+            return
+        self.first_token()
         self._context_tokens += tokens
         self._books.context_tokens += tokens
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._open:
+            return
+        self._open = False
         books = self._books
         books.requests -= 1
         if self._decoding:

@@ -62,7 +62,7 @@ def starlette_app(gateway: Gateway) -> Starlette:
         word = "ready" if ready else "stopping" if gateway.stopping else "no backend can take requests"
         return JSONResponse({"status": word}, status_code=200 if ready else 503)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
@@ -73,6 +73,8 @@ def starlette_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _crash},
     )
+    app.router.redirect_slashes = False  # a redirect would name this host, and may resend a body in the clear
+    return app
 
 
 def metrics_endpoint(gateway: Gateway) -> Any:

@@ -15,7 +15,8 @@ from backends.upstream import UpstreamError, UpstreamFault, UpstreamResponse
 from router.leases import Lease
 from router.sse import EventTooLargeError, ModelNameEdit, StreamReader, Usage
 
-ERROR_TAIL_S = 1.0
+TAIL_S = 1.0
+"""How long the end of the body may take after the engine has said all it will."""
 RELAYED_HEADERS = frozenset((
     b"cache-control", b"content-encoding", b"content-language", b"content-type", b"openai-model",
     b"openai-processing-ms", b"openai-version", b"retry-after", b"server-timing",
@@ -77,7 +78,7 @@ class Relay:
     clock: Callable[[], float]
     own_headers: Callable[[], Headers]
 
-    async def whole(self, edit: ModelNameEdit | None, max_bytes: int) -> Ending:
+    async def whole(self, edit: ModelNameEdit, max_bytes: int) -> Ending:
         """Relay a body that is not a stream of events: read whole, then sent with its length.
 
         Raises:
@@ -87,8 +88,8 @@ class Relay:
         body = await self.response.read_all(self.deadlines.total_s, max_bytes)
         self.progress.waited_s += self.clock() - began_at_s
         if self.response.header(b"content-encoding") is None:
-            if edit is not None:
-                body = edit.apply(body)
+            edit.meet(body)
+            body = edit.apply(body)
             self._note_usage(body)
         self.progress.last_token_at_s = self.clock()
         await self._start([*relayed_headers(self.response), (b"content-length", b"%d" % len(body))])
@@ -108,60 +109,81 @@ class Relay:
                 raise _as_upstream_error(error) from error
             timed_out = isinstance(error, UpstreamError) and error.fault is UpstreamFault.TIMEOUT
             ending = Ending.TIMEOUT if timed_out else Ending.TRUNCATED
-        self.progress.usage = reader.usage
-        if ending is Ending.COMPLETE:
-            await self._start(relayed_headers(self.response))
-            await self.client.finish(reader.rest())
-        elif ending is Ending.ENGINE_ERROR:
-            await self.client.finish(reader.rest())
-        else:
-            await self._tell_truncated(reader.rest(), ending)
+        finally:
+            self.progress.usage = reader.usage
+        if ending is Ending.TRUNCATED or ending is Ending.TIMEOUT:
+            await self._tell_truncated(ending)
         return ending
 
     async def _pump(self, reader: StreamReader) -> Ending:
         progress, deadlines = self.progress, self.deadlines
-        while True:
-            data = await self._read(reader)
-            if not data:
-                if reader.complete and not reader.aborted:
-                    return Ending.COMPLETE
-                if reader.failed:
-                    return Ending.ENGINE_ERROR
-                raise UpstreamError(UpstreamFault.TRUNCATED, "the stream ended before its finish_reason")
-            before = reader.content_events
+        deadline = deadlines.first_token_s
+        held = b""
+        while data := await self._read(reader, min(deadline, deadlines.total_s)):
+            tokens, events, failed = reader.content_events, reader.data_events, reader.failed
             out = reader.feed(data)
-            if reader.content_events > before:
-                self._note_tokens(reader.content_events - before)
+            if reader.content_events > tokens:
+                self._note_tokens(reader.content_events - tokens, self.clock())
+            if not progress.started:
+                # Comments alone do not commit the answer to this backend: they wait for the first event with data.
+                out = held = held + out
+                if reader.data_events == 0:
+                    continue
+                await self._start(relayed_headers(self.response))
+            if reader.done and reader.complete and not reader.failed:
+                return await self._finish_early(out)
             if out:
-                if not progress.started:
-                    await self._start(relayed_headers(self.response))
                 await self.client.write(out)
-            if self.clock() > deadlines.total_s:
+            # After the write, which waits for the client: its slowness is not the backend's.
+            now = self.clock()
+            if now > deadlines.total_s:
                 raise UpstreamError(UpstreamFault.TIMEOUT, "the answer takes longer than its total timeout")
-
-    async def _read(self, reader: StreamReader) -> bytes:
-        deadlines = self.deadlines
-        now = self.clock()
-        if reader.failed:  # the engine has said why; the socket may stay open for ever
-            deadline = now + ERROR_TAIL_S
-        elif self.progress.first_token_at_s is None:
-            deadline = deadlines.first_token_s
-        else:
-            deadline = now + deadlines.inter_token_s
-        try:
-            data = await self.response.read(min(deadline, deadlines.total_s))
-        except UpstreamError:
             if reader.failed:
-                return b""
-            raise
-        finally:
-            if not self.progress.started:
-                self.progress.waited_s += self.clock() - now
-        return data
+                deadline = deadline if failed else now + TAIL_S  # the engine has said why; the socket may stay open
+            elif reader.data_events > events or not out:
+                deadline = now + deadlines.inter_token_s
+                if progress.first_token_at_s is None:
+                    deadline = max(deadline, deadlines.first_token_s)
+        return await self._end(reader, held)
 
-    def _note_tokens(self, tokens: int) -> None:
+    async def _read(self, reader: StreamReader, deadline_s: float) -> bytes:
+        """The next bytes; none at the end of the body, or where it broke off after the engine had said all."""
+        if self.progress.started:
+            try:
+                return await self.response.read(deadline_s)
+            except UpstreamError:
+                if reader.failed or reader.complete:
+                    return b""
+                raise
+        began_at_s = self.clock()
+        try:
+            return await self.response.read(deadline_s)
+        finally:
+            self.progress.waited_s += self.clock() - began_at_s
+
+    async def _finish_early(self, out: bytes) -> Ending:
+        # Clients hang up on `[DONE]`, so it is the end for them, and the connection to the backend is worth a moment.
+        await self.client.finish(out)
+        deadline_s = self.clock() + TAIL_S
+        try:
+            while await self.response.read(deadline_s):
+                pass
+        except UpstreamError:
+            pass  # the answer is whole; closing the response closes the socket
+        return Ending.COMPLETE
+
+    async def _end(self, reader: StreamReader, held: bytes) -> Ending:
+        rest = reader.rest()
+        if not (reader.complete or reader.failed):
+            raise UpstreamError(UpstreamFault.TRUNCATED, "the stream ended before its finish_reason")
+        if not self.progress.started:
+            rest = held + rest
+            await self._start(relayed_headers(self.response))
+        await self.client.finish(rest)
+        return Ending.ENGINE_ERROR if reader.failed else Ending.COMPLETE
+
+    def _note_tokens(self, tokens: int, now: float) -> None:
         progress = self.progress
-        now = self.clock()
         if progress.first_token_at_s is None:
             progress.first_token_at_s = now
             self.lease.first_token()
@@ -175,16 +197,15 @@ class Relay:
         self.progress.started = True
         await self.client.start(self.response.status, [*headers, *self.own_headers()])
 
-    async def _tell_truncated(self, rest: bytes, ending: Ending) -> None:
+    async def _tell_truncated(self, ending: Ending) -> None:
         code = "upstream_timeout" if ending is Ending.TIMEOUT else "upstream_truncated"
         message = (
             "The backend fell silent in mid answer." if ending is Ending.TIMEOUT
             else "The backend ended in mid answer."
         )  # fmt: skip
         error = {"error": {"message": message, "type": "upstream_error", "param": None, "code": code}}
-        # A blank line first: the rest may be half an event, and the error must not become part of it.
-        gap = b"\n\n" if rest else b""
-        await self.client.write(rest + gap + b"data: " + msgspec.json.encode(error) + b"\n\n")
+        # Half an event that the backend left is not passed on: no client could read it, nor the error behind it.
+        await self.client.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
         await self.client.abort()
 
     def _note_usage(self, body: bytes) -> None:

@@ -1,23 +1,29 @@
 """Server-sent events of an OpenAI-style stream: cut into events, looked at once each, edited only where documented.
 
 Bytes come as the network cut them. `SseCutter` gives back whole events with every byte they had (comments, CRLF and
-multi-line data included). `StreamReader` looks at each event with one compiled expression and parses JSON only where
-that finds something. The two documented edits are the model's name and the usage chunk that the client did not ask for.
+multi-line data included). `StreamReader` looks at each event with a few compiled expressions and parses JSON only where
+these find something. The two documented edits are the model's name and the usage chunk that the client did not ask for.
 """
 
 import re
+from typing import Annotated
 
 import msgspec
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 # A blank line ends an event: LF LF, LF CR LF (the end of a CRLF pair), or CR CR. WHATWG HTML §9.2.5.
 _BLANK_LINE = re.compile(rb"\n\r?\n|\r\r")
+# Three looks with a literal start each, at a tenth of the price of one expression for all.
+_SUSPECT = re.compile(rb'"(?:usage"\s*:\s*\{|finish_reason"\s*:\s*"|error"\s*:\s*[{"]|object"\s*:\s*"error)')
+# Errors come as `"error": {…}` (OpenAI, vLLM, SGLang), as `"error": "…"` (TGI) or as `"object": "error"` (older vLLM).
 _NOTABLE = re.compile(
-    rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"|^data:\s*\[DONE\]|^(?:event:\s*error\b|data:\s*\{\s*"error"\s*:)',
+    rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"|(?:^|\r)data:\s*\[DONE\]'
+    rb'|(?:^|\r)event:\s*error\b|"error"\s*:\s*(?:\{|"[^"])|"object"\s*:\s*"error"',
     re.MULTILINE,
 )
 _CONTENT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|refusal|arguments)"\s*:\s*"[^"]')
-_DATA_LINES = re.compile(rb"^data:[ ]?([^\r\n]*)", re.MULTILINE)
+_DATA = re.compile(rb"(?:^|\r)data", re.MULTILINE)
+_DATA_LINES = re.compile(rb"(?:^|\r)data:[ ]?([^\r\n]*)", re.MULTILINE)
 
 
 class EventTooLargeError(ValueError):
@@ -61,11 +67,15 @@ class SseCutter:
         return bytes(self._buffer)
 
 
+# A count that is none (negative, or past what a double holds) is not believed.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token counts as an engine reports them."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _UsageChunk(msgspec.Struct):
@@ -73,47 +83,82 @@ class _UsageChunk(msgspec.Struct):
     usage: Usage | None = None
 
 
+class _WithModel(msgspec.Struct):
+    model: msgspec.Raw = msgspec.Raw(b"")
+
+
 class ModelNameEdit:
     """Puts the client's name for the model where the engine wrote its own."""
 
-    __slots__ = ("_pattern", "_replacement")
+    __slots__ = ("_client_model", "_pattern", "_replacement", "_served", "_served_model_name")
 
     def __init__(self, served_model_name: str, client_model: str) -> None:
-        # An unescaped `"model":` can only be a member's name: inside a JSON string its quotes would be escaped.
-        served = re.escape(msgspec.json.encode(served_model_name))
-        self._pattern = re.compile(rb'("model"\s*:\s*)' + served)
-        replacement = msgspec.json.encode(client_model).replace(b"\\", b"\\\\")
-        self._replacement = rb"\g<1>" + replacement
+        self._served_model_name = served_model_name
+        self._served = msgspec.json.encode(served_model_name)
+        self._client_model = msgspec.json.encode(client_model)
+        self._replacement = rb"\g<1>" + self._client_model.replace(b"\\", b"\\\\")
+        self._pattern: re.Pattern[bytes] | None = None
+        self._replace([self._served])
+
+    def meet(self, document: bytes) -> None:
+        """Learn what the engine calls itself, from one JSON document: often a file's path, whatever was asked for."""
+        try:
+            spelled = bytes(msgspec.json.decode(document, type=_WithModel).model)
+        except (msgspec.DecodeError, RecursionError):
+            return  # an error page, `[DONE]`, half a document
+        if spelled.startswith(b'"'):
+            self._replace([self._served, spelled])
 
     def apply(self, data: bytes) -> bytes:
-        return self._pattern.sub(self._replacement, data)
+        """`data` with the client's name in each member `model` that holds one of the engine's names."""
+        return data if self._pattern is None else self._pattern.sub(self._replacement, data)
+
+    def apply_to_error(self, body: bytes) -> bytes:
+        """As `apply`, and where the text of an error quotes the engine's name (`The model "x" does not exist`)."""
+        self.meet(body)
+        served, asked = self._served[1:-1], self._client_model[1:-1]
+        for quote in (b"'", b"`", b'\\"'):
+            body = body.replace(quote + served + quote, quote + asked + quote)
+        return self.apply(body)
+
+    def _replace(self, names: list[bytes]) -> None:
+        foreign = [re.escape(name) for name in dict.fromkeys(names) if name != self._client_model]
+        # An unescaped `"model":` can only be a member's name: inside a JSON string its quotes would be escaped.
+        self._pattern = re.compile(rb'("model"\s*:\s*)(?:' + b"|".join(foreign) + b")") if foreign else None
 
 
 class StreamReader:
     """Follows one stream of events: first token, tokens, finish, usage, end. Returns what the client is to get."""
 
-    __slots__ = ("_cutter", "_edit", "_hide_usage", "aborted", "content_events", "done", "failed", "finished", "usage")
+    __slots__ = (
+        "_choices", "_cutter", "_edit", "_hide_usage", "aborted", "content_events", "data_events", "done", "failed",
+        "finished_choices", "usage",
+    )  # fmt: skip
 
-    def __init__(self, edit: ModelNameEdit | None, *, hide_usage: bool) -> None:
+    def __init__(self, edit: ModelNameEdit, *, hide_usage: bool, choices: int = 1) -> None:
         self._cutter = SseCutter()
         self._edit = edit
         self._hide_usage = hide_usage
+        self._choices = choices
+        self.data_events = 0
+        """Events that carried anything; comments, `retry:` and `id:` alone are signs of life, not of progress."""
         self.content_events = 0
         """Events that carried generated text; about one per token."""
-        self.finished = False
-        """A `finish_reason` was seen."""
+        self.finished_choices = 0
+        """Each `finish_reason` that was seen."""
         self.done = False
         """`[DONE]` was seen."""
         self.failed = False
         """The engine reported an error inside the stream."""
         self.aborted = False
-        """The engine gave the request up: vLLM ends a stream it is made to drop with `finish_reason: "abort"`."""
+        """The engine gave the request up: vLLM ends a stream it is made to drop with `finish_reason: "abort"`, one that
+        it failed with `"error"`."""
         self.usage: Usage | None = None
 
     @property
     def complete(self) -> bool:
         """The engine said in some way that the answer is whole."""
-        return self.done or self.finished
+        return (self.done or self.finished_choices >= self._choices) and not self.aborted
 
     def feed(self, data: bytes) -> bytes:
         """Bytes for the client; may be empty while an event is not whole.
@@ -131,32 +176,41 @@ class StreamReader:
     def _event(self, event: bytes) -> bytes:
         if _CONTENT.search(event) is not None:
             self.content_events += 1
-        if _NOTABLE.search(event) is not None and self._note(event):
+        elif _DATA.search(event) is None:
+            return event
+        self.data_events += 1
+        if self.data_events == 1:
+            self._edit.meet(_payload(event))
+        suspect = _SUSPECT.search(event) is not None or b"[DONE]" in event or b"event:" in event
+        if suspect and self._note(event):
             return b""
-        return event if self._edit is None else self._edit.apply(event)
+        return self._edit.apply(event)
 
     def _note(self, event: bytes) -> bool:
         """Record what is notable; true where the event is to be hidden."""
-        hide = False
+        has_usage = has_error = False
         for match in _NOTABLE.finditer(event):
             what = match.group()
             if what.startswith(b'"finish_reason"'):
-                self.finished = True
-                self.aborted = self.aborted or event.startswith(b'abort"', match.end())
+                self.finished_choices += 1
+                self.aborted = self.aborted or event.startswith((b'abort"', b'error"'), match.end())
             elif what.startswith(b'"usage"'):
-                hide = self._note_usage(event)
+                has_usage = True
             elif what.endswith(b"[DONE]"):
                 self.done = True
             else:
-                self.failed = True
-        return hide
+                has_error = self.failed = True
+        return has_usage and self._note_usage(event) and not has_error
 
     def _note_usage(self, event: bytes) -> bool:
-        payload = b"\n".join(_DATA_LINES.findall(event))
         try:
-            chunk = msgspec.json.decode(payload, type=_UsageChunk)
+            chunk = msgspec.json.decode(_payload(event), type=_UsageChunk)
         except (msgspec.DecodeError, RecursionError):
             return False  # not ours to judge: the client gets it as it is
         if chunk.usage is not None:
             self.usage = chunk.usage
         return self._hide_usage and chunk.usage is not None and not chunk.choices
+
+
+def _payload(event: bytes) -> bytes:
+    return b"\n".join(_DATA_LINES.findall(event))
