@@ -5,8 +5,9 @@ requests are cancelled (encode/httpcore#1093), and a router cancels whenever a c
 lose: a connection is either idle in the pool or owned by exactly one response, and a response that is closed early
 closes its socket, which is how every engine learns that nobody listens any more.
 
-Bytes arrive by callback. Reading costs one future per wait, never a task; a reader that falls behind stops the
-socket, so a slow client slows its engine down rather than filling the router's memory.
+Bytes arrive by callback. A body is either read, at one future per wait and never a task, or followed: handed on by
+callback as it comes, at no future at all. A reader that falls behind and a follower that says so stop the socket, so a
+slow client slows its engine down rather than filling the router's memory.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import ssl
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -59,12 +60,20 @@ class PoolLimits:
     """Also the bound on how long a changed DNS record stays unnoticed."""
 
 
+class Sink(Protocol):
+    """Takes a body as it comes. Called from the socket's callbacks; must not raise."""
+
+    def body(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    def fail(self, error: UpstreamError) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """One socket to a backend. Serves one exchange at a time."""
 
     __slots__ = (
         "_buffered_bytes", "_chunks", "_deadline", "_error", "_head_bytes", "_loop", "_parser", "_reading_paused",
-        "_timer", "_transport", "_waiter", "_write_waiter", "body_ends_at_eof", "complete", "created_at_s",
+        "_sink", "_timer", "_transport", "_waiter", "_write_waiter", "body_ends_at_eof", "complete", "created_at_s",
         "got_bytes", "head_complete", "headers", "idle_limit_s", "idle_since_s", "keep_alive", "lost", "status",
     )  # fmt: skip
 
@@ -89,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._error: UpstreamError | None = None
         self._reading_paused = False
+        self._sink: Sink | None = None
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.got_bytes = False
@@ -120,9 +130,11 @@ class Connection(asyncio.Protocol):
             elif self._error is None:
                 self._fail(UpstreamError(UpstreamFault.PROTOCOL, str(error)))
             return
-        if self._buffered_bytes > HIGH_WATER_BYTES and not self._reading_paused and self._transport is not None:
-            self._reading_paused = True
-            self._transport.pause_reading()
+        if self._sink is not None:
+            self._deliver(self._sink)
+            return
+        if self._buffered_bytes > HIGH_WATER_BYTES:
+            self.pause()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -226,11 +238,44 @@ class Connection(asyncio.Protocol):
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._buffered_bytes = 0
+        self.resume()
+        return data
+
+    def follow(self, sink: Sink, deadline_s: float) -> None:
+        """Hand the rest of the body to `sink`: what has come at once, and the rest as it comes.
+
+        `sink.end` or `sink.fail` is its last call; silence until `deadline_s` (see `set_deadline`) is a failure.
+        """
+        self._sink = sink
+        self.set_deadline(deadline_s)
+        self.resume()
+        self._deliver(sink)
+
+    def unfollow(self) -> None:
+        """Call the sink no more."""
+        self._sink = None
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """Loop time until when silence is borne."""
+        self._deadline = deadline_s
+        # One timer serves many deadlines: progress moves them on, and the timer looks at the last when it fires.
+        if self._timer is None or self._timer.when() > deadline_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(deadline_s, self._on_timer)
+
+    def pause(self) -> None:
+        """Read no more from the socket for now."""
+        if not self._reading_paused and self._transport is not None and not self._transport.is_closing():
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
         if self._reading_paused and self._transport is not None:
             self._reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-        return data
 
     def fail_waiting(self, error: UpstreamError) -> None:
         """End the exchange with `error` unless its response has begun."""
@@ -249,12 +294,7 @@ class Connection(asyncio.Protocol):
     async def _wait(self, deadline_s: float) -> None:
         if self._error is not None:
             raise self._error
-        self._deadline = deadline_s
-        # One timer serves many waits: progress moves the deadline, and the timer looks at it when it fires.
-        if self._timer is None or self._timer.when() > deadline_s:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(deadline_s, self._on_timer)
+        self.set_deadline(deadline_s)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -263,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._waiter is None or self._waiter.done():
+        if self._sink is None and (self._waiter is None or self._waiter.done()):
             return
         if self._loop.time() < self._deadline:
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
@@ -275,7 +315,26 @@ class Connection(asyncio.Protocol):
         self.abort()
         self._wake()
 
+    def _deliver(self, sink: Sink) -> None:
+        chunks = self._chunks
+        if chunks:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+            self._buffered_bytes = 0
+            sink.body(data)
+            if self._sink is not sink:
+                return
+        if self.complete:
+            self._sink = None
+            sink.end()
+        elif self._error is not None:
+            self._sink = None
+            sink.fail(self._error)
+
     def _wake(self) -> None:
+        if self._sink is not None:
+            self._deliver(self._sink)
+            return
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
@@ -303,6 +362,22 @@ class UpstreamResponse:
     async def read(self, deadline_s: float) -> bytes:
         """See `Connection.read`."""
         return await self._connection.read(deadline_s)
+
+    def follow(self, sink: Sink, deadline_s: float) -> None:
+        """See `Connection.follow`."""
+        self._connection.follow(sink, deadline_s)
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """See `Connection.set_deadline`."""
+        self._connection.set_deadline(deadline_s)
+
+    def pause(self) -> None:
+        """See `Connection.pause`."""
+        self._connection.pause()
+
+    def resume(self) -> None:
+        """See `Connection.resume`."""
+        self._connection.resume()
 
     async def read_all(self, deadline_s: float, max_bytes: int) -> bytes:
         """The whole body.
@@ -394,6 +469,7 @@ class UpstreamPool:
         if connection not in self._active:
             return
         self._active.discard(connection)
+        connection.unfollow()
         if self.closed or not connection.reusable or len(self._idle) >= self._limits.max_idle_connections:
             connection.abort()
             return

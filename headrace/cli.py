@@ -11,9 +11,12 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from router.app import Running
 
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -64,9 +67,12 @@ def serve(
     """Run the gateway for the fleet that a file describes."""
     from router.app import serve as serve_gateway
 
-    def say_ready() -> None:
+    def say_ready(process: "Running") -> None:
         if json:
-            _print_json({"event": "ready", "config": str(config), "pid": os.getpid()})
+            _print_json({
+                "event": "ready", "url": process.url, "admin_url": process.admin_url, "config": str(config),
+                "pid": os.getpid(),
+            })
 
     _finish(serve_gateway(config, host=host, port=port, ready=say_ready))
 

@@ -106,10 +106,10 @@ async def _run(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> i
             _write(fleet_path, text)
             state = _State(options, port, admin_port, engines.model, fleet_path, supervisor, ports, folder)
 
-            ready = functools.partial(state.become_ready, narrator, started_at_s)
+            become_ready = functools.partial(state.become_ready, narrator, started_at_s)
             state.write()
             try:
-                return await _serve(fleet_path, ready, stop)
+                return await _serve(fleet_path, become_ready, stop)
             finally:
                 narrator.say("Stopping engines.")
                 state_path, state = state.path, None
@@ -117,10 +117,10 @@ async def _run(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> i
                     state_path.unlink(missing_ok=True)
 
 
-async def _serve(fleet_path: Path, ready: Callable[[], None], stop: asyncio.Event) -> int:
+async def _serve(fleet_path: Path, become_ready: Callable[[], None], stop: asyncio.Event) -> int:
     from router.app import serve
 
-    return await serve(fleet_path, ready=ready, stop=stop, drain_s=DRAIN_S)
+    return await serve(fleet_path, ready=lambda _: become_ready(), stop=stop, drain_s=DRAIN_S)
 
 
 async def _engine_set(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> EngineSet:

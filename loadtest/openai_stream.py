@@ -235,7 +235,8 @@ def stream_chat(
         _read(sock, response, tally, patience)
         tally.settle()
     except StreamFault as found:
-        fault = found
+        # Without its traceback, which would keep the response, and the socket, until the garbage collector comes by.
+        fault = StreamFault(found.kind, found.detail)
     finally:
         connection.close()
     return tally.record(fault)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.admin import admin_app
 from router.config import ConfigError, load_fleet
-from router.errors import bad_request
 from router.gateway import Gateway
-from router.hotpath import Receive, Scope, Send
-from router.public import PublicApp
+from router.hotprotocol import protocol_for
+from router.public import public_app
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -33,19 +33,6 @@ logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing 
 
 class StartError(Exception):
     """The process cannot serve; the text says why and what to do."""
-
-
-class GatewayProtocol(HttpToolsProtocol):
-    """uvicorn's, with its one plain-text error in OpenAI's shape."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = bad_request(msg, code="invalid_http").body()
-        self.transport.write(b"".join((
-            STATUS_LINE[400],
-            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body),
-            body,
-        )))  # fmt: skip
-        self.transport.close()
 
 
 class Listener(uvicorn.Server):
@@ -69,7 +56,7 @@ async def serve(
     *,
     host: str | None = None,
     port: int | None = None,
-    ready: Callable[[], None] | None = None,
+    ready: Callable[["Running"], None] | None = None,
     stop: asyncio.Event | None = None,
     drain_s: float | None = None,
 ) -> int:
@@ -77,16 +64,22 @@ async def serve(
 
     Args:
         host, port: replace the file's `listen`.
-        ready: called once both listeners accept connections.
+        ready: told where, once both listeners accept connections.
         stop: ends the process's serving; where it is given, SIGTERM and SIGINT are its owner's business.
         drain_s: how long open requests may take after that; replaces the file's `timeouts.drain_s`.
 
     Returns:
         The exit code: 0, or 1 where it could not start (said on stderr).
     """
+    stopped = stop or asyncio.Event()
     try:
-        async with running(config_path, host=host, port=port, drain_s=drain_s) as process:
-            await _until_stopped(process, ready, stop)
+        # The handlers stay until the drain is over: a signal then must not end the process by its default action.
+        with contextlib.ExitStack() as handlers:
+            async with running(config_path, host=host, port=port, drain_s=drain_s) as process:
+                _handle_signals(process, stopped, handlers, terminates=stop is None)
+                if ready is not None:
+                    ready(process)
+                await stopped.wait()
     except (StartError, ConfigError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
@@ -120,7 +113,10 @@ async def running(
         admin_socket = sockets.enter_context(_bind(admin.host, admin.port))
         gateway = Gateway(config_path, loaded, environ)
         drain_s = loaded.config.timeouts.drain_s if drain_s is None else drain_s
-        listeners = (_listener(PublicApp(gateway), drain_s), _listener(admin_app(gateway), 1.0))
+        listeners = (
+            _listener(public_app(gateway), protocol_for(gateway.dispatcher), drain_s),
+            _listener(admin_app(gateway), HttpToolsProtocol, 1.0),
+        )
         async with asyncio.TaskGroup() as group:
             serving = [
                 group.create_task(listener.serve(sockets=[bound]))
@@ -141,11 +137,10 @@ async def running(
                 await gateway.aclose()
 
 
-async def _until_stopped(
-    process: Running, ready: Callable[[], None] | None, stop: asyncio.Event | None
+def _handle_signals(
+    process: Running, stopped: asyncio.Event, handlers: contextlib.ExitStack, *, terminates: bool
 ) -> None:
     loop = asyncio.get_running_loop()
-    stopped = stop or asyncio.Event()
 
     def on_signal() -> None:
         if stopped.is_set():  # asked twice: do not wait for open streams
@@ -153,15 +148,10 @@ async def _until_stopped(
                 listener.force_exit = True
         stopped.set()
 
-    with contextlib.ExitStack() as handlers:
-        handlers.callback(process.gateway.reloader.install_sighup(loop))
-        if stop is None:
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(signum, on_signal)
-                handlers.callback(loop.remove_signal_handler, signum)
-        if ready is not None:
-            ready()
-        await stopped.wait()
+    handlers.callback(process.gateway.reloader.install_sighup(loop))
+    for signum in (signal.SIGTERM, signal.SIGINT) if terminates else ():
+        loop.add_signal_handler(signum, on_signal)
+        handlers.callback(loop.remove_signal_handler, signum)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -187,10 +177,10 @@ def _url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _listener(app: Callable[[Scope, Receive, Send], object], drain_s: float) -> Listener:
+def _listener(app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float) -> Listener:
     config = uvicorn.Config(
         app,
-        http=GatewayProtocol,
+        http=protocol,
         ws="none",
         lifespan="off",
         loop="none",

@@ -117,7 +117,7 @@ class Attempt:
             self._learn(live)
         return failure
 
-    async def give_up(self, failure: Failure) -> None:
+    def give_up(self, failure: Failure) -> None:
         """Tell the client of the last failure: in the backend's own words where it had any.
 
         Raises:
@@ -133,7 +133,7 @@ class Attempt:
             wait_s = max(0, math.ceil(self._welcome_again_at_s - self._clock()))
             headers = [(name, value) for name, value in answer.headers if name != b"retry-after"]
             answer = ErrorAnswer(answer.status, [*headers, (b"retry-after", b"%d" % wait_s)], answer.body)
-        await self._answer(answer)
+        self._answer(answer)
 
     # --- one attempt ------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Attempt:
                 self._welcome_again_at_s = min(self._welcome_again_at_s, failure.at_s + failure.retry_after_s)
             return failure, kind
         self._exchange.outcome = Outcome.CLIENT_ERROR
-        await self._answer(answer)
+        self._answer(answer)
         return None, OutcomeKind.CLIENT_ERROR
 
     def _error_answer_of(self, live: LiveBackend, response: UpstreamResponse, body: bytes) -> ErrorAnswer | None:
@@ -231,11 +231,11 @@ class Attempt:
         headers.append((b"content-type", b"application/json"))
         return ErrorAnswer(status, headers, in_openai_shape(status, body))
 
-    async def _answer(self, answer: ErrorAnswer) -> None:
+    def _answer(self, answer: ErrorAnswer) -> None:
         self._exchange.status = answer.status
         length = (b"content-length", b"%d" % len(answer.body))
-        await self._client.start(answer.status, [*answer.headers, length, *self._own_headers()])
-        await self._client.finish(answer.body)
+        self._client.start(answer.status, [*answer.headers, length, *self._own_headers()])
+        self._client.finish(answer.body)
 
     def _edit_for(self, live: LiveBackend) -> ModelNameEdit:
         return ModelNameEdit(live.spec.served_model_name, self._request.client_model)

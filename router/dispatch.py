@@ -115,7 +115,7 @@ class Dispatcher:
             decision = self._decide(generation, facts)
             if decision.chosen is None:
                 if failures:
-                    return await attempt.give_up(failures[-1])
+                    return attempt.give_up(failures[-1])
                 raise self._nobody(decision)
             exchange.decision = decision
             failure = await attempt.on(self._fleet.backends[decision.chosen.spec.name])
@@ -126,7 +126,7 @@ class Dispatcher:
             step = next_attempt(rules, facts, failures, now, self._retry_budget, deadline_s=attempt.deadline_s)
             paid = None if isinstance(step, Stop) else self._retry_budget.withdraw(now)
             if isinstance(step, Stop) or paid is None:
-                return await attempt.give_up(failure)
+                return attempt.give_up(failure)
             self._retry_budget = paid
             self._metrics.retries.labels(step.reason.value).inc()
             facts = replace(facts, tried=step.avoid)

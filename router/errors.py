@@ -116,6 +116,15 @@ def body_too_large(limit_bytes: int) -> ApiError:
     )
 
 
+def request_timeout() -> ApiError:
+    return ApiError(408, "request_timeout", "The request did not come whole in time.")
+
+
+def headers_too_large(limit_bytes: int, limit_headers: int) -> ApiError:
+    message = f"The request head is over the limit of {limit_bytes} bytes or {limit_headers} headers."
+    return ApiError(431, "headers_too_large", message)
+
+
 def unsupported_media_type(what: str) -> ApiError:
     return ApiError(415, "unsupported_media_type", f"{what} Send plain JSON as 'Content-Type: application/json'.")
 

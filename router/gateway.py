@@ -10,7 +10,6 @@ from router.config import LoadedFleet
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.generation import Generation
-from router.hotpath import HotPath
 from router.metrics import FleetCollector, Metrics
 from router.reload import Reloader, ReloadResult
 
@@ -29,7 +28,6 @@ class Gateway:
         self.metrics.registry.register(FleetCollector(self.fleet, clock))
         self.fleet.apply(loaded.specs, loaded.config.health_rules(), loaded.config_hash)
         self.dispatcher = Dispatcher(Generation.of(loaded), self.fleet, self.metrics, clock=clock)
-        self.hotpath = HotPath(self.dispatcher)
         self.poller = Poller(
             loaded.specs,
             interval_s=loaded.config.poll.interval_s,

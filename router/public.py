@@ -14,28 +14,13 @@ from starlette.routing import Route
 
 from router.errors import ApiError, method_not_allowed, not_found
 from router.gateway import Gateway
-from router.hotpath import ENDPOINTS, Receive, Scope, Send
-from router.intake import request_id_of
+from router.intake import Endpoint, request_id_of
 
 OWNER = "headrace"
 
 
-class PublicApp:
-    """ASGI: the inference routes go straight to the hot path, the rest to Starlette."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._hotpath = gateway.hotpath
-        self._rest = starlette_app(gateway)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in ENDPOINTS:
-            await self._hotpath(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
-
-
-def starlette_app(gateway: Gateway) -> Starlette:
-    """The routes off the hot path."""
+def public_app(gateway: Gateway) -> Starlette:
+    """Every route but the inference requests, which `hotprotocol` keeps to itself."""
     started_at = int(time())
 
     def card(name: str) -> dict[str, Any]:
@@ -62,8 +47,12 @@ def starlette_app(gateway: Gateway) -> Starlette:
         word = "ready" if ready else "stopping" if gateway.stopping else "no backend can take requests"
         return JSONResponse({"status": word}, status_code=200 if ready else 503)
 
+    async def elsewhere(_: Request) -> Response:
+        raise not_found()  # an inference path in an odd spelling, or with a query: the plain one never gets here
+
     app = Starlette(
         routes=[
+            *[Route(endpoint.value, elsewhere, methods=["POST"]) for endpoint in Endpoint],
             Route("/v1/models", list_models),
             Route("/v1/models/{name:path}", show_model),
             Route("/health", liveness),

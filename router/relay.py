@@ -4,6 +4,7 @@ Until then a failure can still be answered by another backend; afterwards it can
 body without its terminator, so that no client takes half an answer for a whole one.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,8 @@ from router.sse import EventTooLargeError, ModelNameEdit, StreamReader, Usage
 
 TAIL_S = 1.0
 """How long the end of the body may take after the engine has said all it will."""
+UNREAD_S = 10.0
+"""How long past its end an answer waits for a client that does not read; the connection gives it up sooner."""
 RELAYED_HEADERS = frozenset((
     b"cache-control", b"content-encoding", b"content-language", b"content-type", b"openai-model",
     b"openai-processing-ms", b"openai-version", b"retry-after", b"server-timing",
@@ -25,13 +28,23 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Client(Protocol):
-    """Where an answer goes. Writing waits while the client does not read, and the backend's socket waits with it."""
+    """Where an answer goes. Nothing here waits: a client that reads too slowly pauses the source of its answer."""
 
-    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None: ...
-    async def write(self, data: bytes) -> None: ...
-    async def finish(self, data: bytes = b"") -> None: ...
-    async def abort(self) -> None:
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def finish(self, data: bytes = b"") -> None: ...
+    def abort(self) -> None:
         """End the body without its terminator."""
+
+    def feed_from(self, source: "Pausable | None") -> None:
+        """Name what has to pause while the client does not read."""
+
+
+class Pausable(Protocol):
+    """What fills a client's socket."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Ending(StrEnum):
@@ -86,14 +99,15 @@ class Relay:
         """
         began_at_s = self.clock()
         body = await self.response.read_all(self.deadlines.total_s, max_bytes)
-        self.progress.waited_s += self.clock() - began_at_s
+        now = self.clock()
+        self.progress.waited_s += now - began_at_s
         if self.response.header(b"content-encoding") is None:
             edit.meet(body)
             body = edit.apply(body)
             self._note_usage(body)
-        self.progress.last_token_at_s = self.clock()
-        await self._start([*relayed_headers(self.response), (b"content-length", b"%d" % len(body))])
-        await self.client.finish(body)
+        self.progress.last_token_at_s = now
+        self.start([*relayed_headers(self.response), (b"content-length", b"%d" % len(body))])
+        self.client.finish(body)
         return Ending.COMPLETE
 
     async def events(self, reader: StreamReader) -> Ending:
@@ -102,87 +116,30 @@ class Relay:
         Raises:
             UpstreamError: the backend failed before the client had a byte.
         """
+        flow = _Flow(self, reader)
+        self.client.feed_from(flow)
         try:
-            ending = await self._pump(reader)
-        except (UpstreamError, EventTooLargeError) as error:
+            self.response.follow(flow, min(self.deadlines.first_token_s, self.deadlines.total_s))
+            ending = await flow.ended
+        except UpstreamError as error:
             if not self.progress.started:
-                raise _as_upstream_error(error) from error
-            timed_out = isinstance(error, UpstreamError) and error.fault is UpstreamFault.TIMEOUT
-            ending = Ending.TIMEOUT if timed_out else Ending.TRUNCATED
+                raise
+            ending = Ending.TIMEOUT if error.fault is UpstreamFault.TIMEOUT else Ending.TRUNCATED
+            self._tell_truncated(ending)
         finally:
+            self.client.feed_from(None)
             self.progress.usage = reader.usage
-        if ending is Ending.TRUNCATED or ending is Ending.TIMEOUT:
-            await self._tell_truncated(ending)
         return ending
 
-    async def _pump(self, reader: StreamReader) -> Ending:
-        progress, deadlines = self.progress, self.deadlines
-        deadline = deadlines.first_token_s
-        held = b""
-        while data := await self._read(reader, min(deadline, deadlines.total_s)):
-            tokens, events, failed = reader.content_events, reader.data_events, reader.failed
-            out = reader.feed(data)
-            if reader.content_events > tokens:
-                self._note_tokens(reader.content_events - tokens, self.clock())
-            if not progress.started:
-                # Comments alone do not commit the answer to this backend: they wait for the first event with data.
-                out = held = held + out
-                if reader.data_events == 0:
-                    continue
-                await self._start(relayed_headers(self.response))
-            if reader.done and reader.complete and not reader.failed:
-                return await self._finish_early(out)
-            if out:
-                await self.client.write(out)
-            # After the write, which waits for the client: its slowness is not the backend's.
-            now = self.clock()
-            if now > deadlines.total_s:
-                raise UpstreamError(UpstreamFault.TIMEOUT, "the answer takes longer than its total timeout")
-            if reader.failed:
-                deadline = deadline if failed else now + TAIL_S  # the engine has said why; the socket may stay open
-            elif reader.data_events > events or not out:
-                deadline = now + deadlines.inter_token_s
-                if progress.first_token_at_s is None:
-                    deadline = max(deadline, deadlines.first_token_s)
-        return await self._end(reader, held)
-
-    async def _read(self, reader: StreamReader, deadline_s: float) -> bytes:
-        """The next bytes; none at the end of the body, or where it broke off after the engine had said all."""
+    def start(self, headers: Headers) -> None:
+        """Write the client's status line, once."""
         if self.progress.started:
-            try:
-                return await self.response.read(deadline_s)
-            except UpstreamError:
-                if reader.failed or reader.complete:
-                    return b""
-                raise
-        began_at_s = self.clock()
-        try:
-            return await self.response.read(deadline_s)
-        finally:
-            self.progress.waited_s += self.clock() - began_at_s
+            return
+        self.progress.started = True
+        self.client.start(self.response.status, [*headers, *self.own_headers()])
 
-    async def _finish_early(self, out: bytes) -> Ending:
-        # Clients hang up on `[DONE]`, so it is the end for them, and the connection to the backend is worth a moment.
-        await self.client.finish(out)
-        deadline_s = self.clock() + TAIL_S
-        try:
-            while await self.response.read(deadline_s):
-                pass
-        except UpstreamError:
-            pass  # the answer is whole; closing the response closes the socket
-        return Ending.COMPLETE
-
-    async def _end(self, reader: StreamReader, held: bytes) -> Ending:
-        rest = reader.rest()
-        if not (reader.complete or reader.failed):
-            raise UpstreamError(UpstreamFault.TRUNCATED, "the stream ended before its finish_reason")
-        if not self.progress.started:
-            rest = held + rest
-            await self._start(relayed_headers(self.response))
-        await self.client.finish(rest)
-        return Ending.ENGINE_ERROR if reader.failed else Ending.COMPLETE
-
-    def _note_tokens(self, tokens: int, now: float) -> None:
+    def note_tokens(self, tokens: int, now: float) -> None:
+        """The engine has generated."""
         progress = self.progress
         if progress.first_token_at_s is None:
             progress.first_token_at_s = now
@@ -191,13 +148,7 @@ class Relay:
         progress.generated_tokens += tokens
         self.lease.generated(tokens)
 
-    async def _start(self, headers: Headers) -> None:
-        if self.progress.started:
-            return
-        self.progress.started = True
-        await self.client.start(self.response.status, [*headers, *self.own_headers()])
-
-    async def _tell_truncated(self, ending: Ending) -> None:
+    def _tell_truncated(self, ending: Ending) -> None:
         code = "upstream_timeout" if ending is Ending.TIMEOUT else "upstream_truncated"
         message = (
             "The backend fell silent in mid answer." if ending is Ending.TIMEOUT
@@ -205,8 +156,8 @@ class Relay:
         )  # fmt: skip
         error = {"error": {"message": message, "type": "upstream_error", "param": None, "code": code}}
         # Half an event that the backend left is not passed on: no client could read it, nor the error behind it.
-        await self.client.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
-        await self.client.abort()
+        self.client.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
+        self.client.abort()
 
     def _note_usage(self, body: bytes) -> None:
         try:
@@ -215,6 +166,115 @@ class Relay:
             return  # not ours to judge
         if self.progress.usage is not None:
             self.progress.generated_tokens = self.progress.usage.completion_tokens or 0
+
+
+class _Flow:
+    """A stream of events passing through: called by the backend's socket, writes to the client's."""
+
+    __slots__ = ("_began_at_s", "_held", "_paused", "_reader", "_relay", "_told", "ended")
+
+    def __init__(self, relay: Relay, reader: StreamReader) -> None:
+        self._relay = relay
+        self._reader = reader
+        self._held = b""
+        """Comments that came before the first event with data: alone they do not commit the answer to this backend."""
+        self._began_at_s = relay.clock()
+        self._paused = False
+        self._told = False
+        """The client has its end; what the backend still sends is waited for, since its connection is worth it."""
+        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    # --- upstream.Sink ----------------------------------------------------------------------------------------------
+
+    def body(self, data: bytes) -> None:
+        if self._told:
+            return
+        relay, reader = self._relay, self._reader
+        progress = relay.progress
+        now = relay.clock()
+        tokens, events, failed = reader.content_events, reader.data_events, reader.failed
+        try:
+            out = reader.feed(data)
+        except EventTooLargeError as error:
+            self.fail(UpstreamError(UpstreamFault.PROTOCOL, str(error)))
+            return
+        if reader.content_events > tokens:
+            relay.note_tokens(reader.content_events - tokens, now)
+        if not progress.started:
+            out = self._held = self._held + out
+            if reader.data_events == 0:
+                return
+            progress.waited_s += now - self._began_at_s
+            relay.start(relayed_headers(relay.response))
+        if reader.done and reader.complete and not reader.failed:
+            # Clients hang up on `[DONE]`, so it is the end for them.
+            relay.client.finish(out)
+            self._told = True
+            relay.response.set_deadline(now + TAIL_S)
+            return
+        if out:
+            relay.client.write(out)
+        if now > relay.deadlines.total_s:
+            self.fail(UpstreamError(UpstreamFault.TIMEOUT, "the answer takes longer than its total timeout"))
+        elif reader.failed:
+            if not failed:  # the engine has said why; its socket may stay open for ever
+                self._expect_by(now + TAIL_S)
+        elif reader.data_events > events or not out:
+            deadline_s = now + relay.deadlines.inter_token_s
+            if progress.first_token_at_s is None:
+                deadline_s = max(deadline_s, relay.deadlines.first_token_s)
+            self._expect_by(deadline_s)
+
+    def end(self) -> None:
+        """The body has ended."""
+        relay, reader = self._relay, self._reader
+        if self._told:
+            self._end(Ending.COMPLETE)
+            return
+        rest = reader.rest()
+        if not (reader.complete or reader.failed):
+            self.fail(UpstreamError(UpstreamFault.TRUNCATED, "the stream ended before its finish_reason"))
+            return
+        if not relay.progress.started:
+            rest = self._held + rest
+            relay.progress.waited_s += relay.clock() - self._began_at_s
+            relay.start(relayed_headers(relay.response))
+        relay.client.finish(rest)
+        self._end(Ending.ENGINE_ERROR if reader.failed else Ending.COMPLETE)
+
+    def fail(self, error: UpstreamError) -> None:
+        """The backend broke off; after it had said all, that is no loss."""
+        reader = self._reader
+        if self._told:
+            self._end(Ending.COMPLETE)
+        elif self._relay.progress.started and (reader.failed or reader.complete):
+            self.end()
+        elif not self.ended.done():
+            self.ended.set_exception(error)
+
+    # --- Pausable ---------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """The client does not read; that is no fault of the backend, whose silence is now ours."""
+        self._paused = True
+        response = self._relay.response
+        response.pause()
+        response.set_deadline(self._relay.deadlines.total_s + UNREAD_S)
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self._paused = False
+        response = self._relay.response
+        response.set_deadline(self._relay.clock() + self._relay.deadlines.inter_token_s)
+        response.resume()
+
+    def _expect_by(self, deadline_s: float) -> None:
+        if not self._paused:
+            self._relay.response.set_deadline(min(deadline_s, self._relay.deadlines.total_s))
+
+    def _end(self, ending: Ending) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ending)
 
 
 class _WithUsage(msgspec.Struct):
@@ -230,7 +290,3 @@ def is_event_stream(response: UpstreamResponse) -> bool:
     """Whether the body is server-sent events in the clear."""
     media_type = (response.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     return media_type == b"text/event-stream" and response.header(b"content-encoding") is None
-
-
-def _as_upstream_error(error: UpstreamError | EventTooLargeError) -> UpstreamError:
-    return error if isinstance(error, UpstreamError) else UpstreamError(UpstreamFault.PROTOCOL, str(error))
