@@ -5,6 +5,7 @@ Rooms are imported inside the commands: `headrace --help` must not wait for the 
 """
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Awaitable
@@ -67,6 +68,8 @@ def serve(
     """Run the gateway for the fleet that a file describes."""
     from router.app import serve as serve_gateway
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
     def say_ready(process: "Running") -> None:
         if json:
             _print_json({
@@ -75,6 +78,52 @@ def serve(
             })
 
     _finish(serve_gateway(config, host=host, port=port, ready=say_ready))
+
+
+keys_app = typer.Typer(name="keys", no_args_is_help=True, help="Make API keys.")
+app.add_typer(keys_app)
+
+
+@keys_app.command("new", short_help="Make a key: shown once, kept as a hash.")
+def keys_new(
+    tenant: Annotated[str, typer.Option(help="Whom the key's requests are counted to.")],
+    id: Annotated[str | None, typer.Option(help="Name of the key in records; left out: one is made.")] = None,
+    max_parallel: Annotated[int | None, typer.Option(help="Requests it may have in flight at once.")] = None,
+    expires: Annotated[str | None, typer.Option(help="Date or time (RFC 3339) from which it is refused.")] = None,
+    append: Annotated[Path | None, typer.Option(help="Keys file to add the row to.")] = None,
+    json: Json = False,
+) -> None:
+    """Make an API key. The key itself is shown once; the keys file holds its hash."""
+    from headrace.keys import new_key
+
+    raise typer.Exit(new_key(tenant, key_id=id, max_parallel=max_parallel, expires=expires, append=append, json=json))
+
+
+bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measure, side by side with peers.")
+app.add_typer(bench_app)
+
+
+@bench_app.command("gateway", short_help="The gateway beside other proxies, in one run.")
+def bench_gateway(
+    targets: Annotated[str, typer.Option(help="Which, by commas; left out: all.")] = "",
+    workloads: Annotated[str, typer.Option(help="Which, by commas: W1, W1o, W2, W2s, W3, W4; left out: all.")] = "",
+    quick: Annotated[bool, typer.Option(help="A few minutes: headrace and nginx, short runs.")] = False,
+    repeat: Annotated[int | None, typer.Option(help="Repetitions, interleaved.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Length of one run.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds after which no further repetition begins.")] = None,
+    peer_bin: Annotated[list[Path] | None, typer.Option(help="Folder with peers' programs; may be repeated.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for the HTML report.")] = None,
+    judge: Annotated[bool, typer.Option(help="Exit 1 where a goal is missed.")] = False,
+    json: Json = False,
+) -> None:
+    """Run workloads through the gateway and other proxies, interleaved on pinned cores; docs/benchmarking.md."""
+    from loadtest.bench.run import BenchOptions, run_bench
+
+    raise typer.Exit(run_bench(BenchOptions(
+        targets=tuple(filter(None, targets.split(","))), workloads=tuple(filter(None, workloads.split(","))),
+        quick=quick, repeat=repeat, seconds=seconds, time_limit_s=time_limit, peer_bin=tuple(peer_bin or ()),
+        report=report, judge=judge, json=json,
+    )))
 
 
 @app.command(short_help="Say what is wrong with a fleet file, if anything.")

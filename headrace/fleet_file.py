@@ -36,6 +36,7 @@ def render(file: FleetFile, backends: Sequence[BackendSpec]) -> str:
         "latency_classes": [dict(latency_class) for latency_class in file.latency_classes],
         "default_latency_class": file.latency_classes[0]["name"],
         "policy": {"name": "headrace"},
+        "decision_log": {"path": "decisions.jsonl"},
         "backends": [_backend(spec) for spec in backends],
     }
     yaml = YAML()

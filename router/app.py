@@ -17,10 +17,11 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.admin import admin_app
-from router.config import ConfigError, load_fleet
+from router.config import ConfigError, FleetConfig, load_fleet
 from router.gateway import Gateway
 from router.hotprotocol import protocol_for
 from router.public import public_app
+from router.wire import WireLimits
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -114,7 +115,7 @@ async def running(
         gateway = Gateway(config_path, loaded, environ)
         drain_s = loaded.config.timeouts.drain_s if drain_s is None else drain_s
         listeners = (
-            _listener(public_app(gateway), protocol_for(gateway.dispatcher), drain_s),
+            _listener(public_app(gateway), protocol_for(gateway.dispatcher, _wire_limits(loaded.config)), drain_s),
             _listener(admin_app(gateway), HttpToolsProtocol, 1.0),
         )
         async with asyncio.TaskGroup() as group:
@@ -175,6 +176,14 @@ def _bind(host: str, port: int) -> socket.socket:
 def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _wire_limits(config: FleetConfig) -> WireLimits:
+    return WireLimits(
+        max_connections=config.limits.max_connections,
+        head_s=config.timeouts.receive_head_s,
+        body_s=config.timeouts.receive_body_s,
+    )
 
 
 def _listener(app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float) -> Listener:

@@ -13,10 +13,10 @@ import msgspec
 from backends.catalog.health import OutcomeKind
 from backends.upstream import UpstreamError, UpstreamFault, UpstreamResponse
 from policies.attempts import Failure, FailureCause, backoff_until_s
+from router.decision_record import Tried
 from router.errors import ERROR_TYPES, bad_gateway, gateway_timeout
 from router.exchange import ENDINGS, Exchange, Outcome
 from router.fleet import Fleet, LiveBackend
-from router.generation import Generation
 from router.intake import InferenceRequest
 from router.leases import Lease
 from router.metrics import Metrics
@@ -45,6 +45,14 @@ STATUSES = {
     503: FailureCause.STATUS_503,
     504: FailureCause.STATUS_504,
 }
+BROKEN_OFF = {
+    OutcomeKind.TRUNCATED: FailureCause.TRUNCATED,
+    OutcomeKind.TIMEOUT: FailureCause.INTER_TOKEN_TIMEOUT,
+    OutcomeKind.CLIENT_GONE: FailureCause.CLIENT_GONE,
+    OutcomeKind.CLIENT_ERROR: FailureCause.CLIENT_ERROR,
+    OutcomeKind.SERVER_ERROR: FailureCause.STATUS_5XX_OTHER,
+}
+"""What the record says of an attempt that no other may follow."""
 ENDING_KINDS = {
     Ending.COMPLETE: OutcomeKind.SUCCESS,
     Ending.ENGINE_ERROR: OutcomeKind.SERVER_ERROR,
@@ -69,7 +77,6 @@ class Attempt:
         self,
         fleet: Fleet,
         metrics: Metrics,
-        generation: Generation,
         exchange: Exchange,
         request: InferenceRequest,
         client: Client,
@@ -78,7 +85,7 @@ class Attempt:
     ) -> None:
         self._fleet = fleet
         self._metrics = metrics
-        self._timeouts = generation.config.timeouts
+        self._timeouts = request.timeouts
         self._exchange = exchange
         self._request = request
         self._client = client
@@ -91,8 +98,8 @@ class Attempt:
     async def on(self, live: LiveBackend) -> Failure | None:
         """Try one backend; `None` where the client has its answer, or as much of one as there will be."""
         exchange, request = self._exchange, self._request
-        exchange.attempts += 1
         exchange.progress = Progress()
+        began_at_s = self._clock()
         # What leaving without a verdict means: the client went, and that is nobody's fault.
         kind = OutcomeKind.CLIENT_GONE
         failure: Failure | None = None
@@ -108,7 +115,8 @@ class Attempt:
                 exchange.waited_s += exchange.progress.waited_s
                 exchange.progress.waited_s = 0.0
                 self._fleet.on_outcome(live, kind)
-                self._metrics.attempts.labels(live.spec.name, kind.value).inc()
+                self._metrics.attempts.inc((live.spec.name, kind.value))
+                self._note_tried(failure, kind, began_at_s)
         if failure is not None:
             silent_until_s = backoff_until_s(failure)
             if silent_until_s is not None:
@@ -250,6 +258,14 @@ class Attempt:
             headers.append((b"x-headrace-reason", decision.reason.encode("ascii", "replace")))
         headers.append((b"x-headrace-overhead-ms", b"%.2f" % ((exchange.overhead_s or 0.0) * 1e3)))
         return headers
+
+    def _note_tried(self, failure: Failure | None, kind: OutcomeKind, began_at_s: float) -> None:
+        exchange = self._exchange
+        if exchange.decision is None:
+            return
+        cause = BROKEN_OFF.get(kind) if failure is None else failure.cause
+        ended_at_s = self._clock()
+        exchange.tried.append(Tried(exchange.decision, None if cause is None else cause.value, began_at_s, ended_at_s))
 
     def _learn(self, live: LiveBackend) -> None:
         exchange, request = self._exchange, self._request

@@ -48,6 +48,7 @@ class InferenceCall:
         dispatcher: Dispatcher,
         endpoint: Endpoint,
         headers: dict[bytes, bytes],
+        authorization: bytes | None,
         *,
         keep_alive: bool,
         chunked: bool,
@@ -70,7 +71,7 @@ class InferenceCall:
         self.refusal: ApiError | None = None
         """Why it is not served. Told as soon as the body has come, or at once where that may take long."""
         self.exchange: Exchange = dispatcher.begin(endpoint, request_id_of(headers))
-        self._admit()
+        self._admit(authorization)
 
     # --- the request ------------------------------------------------------------------------------------------------
 
@@ -113,10 +114,9 @@ class InferenceCall:
     def task(self) -> asyncio.Task[None] | None:
         return self._task
 
-    def _admit(self) -> None:
+    def _admit(self, authorization: bytes | None) -> None:
         try:
-            self._dispatcher.authorize(self.headers)
-            self._dispatcher.admit()
+            self._dispatcher.admit(self.exchange, authorization)
             declared = self.headers.get(b"content-length", b"0")
             if int(declared) > self._dispatcher.max_body_bytes:
                 raise body_too_large(self._dispatcher.max_body_bytes)

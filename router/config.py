@@ -30,6 +30,7 @@ from router.config_sections import (
     AdminSection,
     AuthSection,
     BackendSection,
+    DecisionLogSection,
     HealthSection,
     LatencyClassSection,
     LimitsSection,
@@ -42,6 +43,8 @@ from router.config_sections import (
     TimeoutsSection,
 )
 from router.config_source import ConfigError, Loc, Problem, SourceDocument, parse_source, read_source
+from router.keys import KeyRing, environment_rows
+from router.keys_file import load_keys, unique_rows
 
 __all__ = ["ConfigError", "FleetConfig", "LoadedFleet", "Problem", "load_fleet", "load_fleet_bytes"]
 
@@ -79,6 +82,8 @@ class FleetConfig(Section):
         default=RetriesSection(), description="When a request is tried elsewhere.", examples=[{"max_attempts": 3}])
     limits: LimitsSection = Field(
         default=LimitsSection(), description="What the gateway takes on.", examples=[{"max_in_flight": 4_096}])
+    decision_log: DecisionLogSection = Field(
+        default=DecisionLogSection(), description="Record of decisions.", examples=[{"path": "decisions.jsonl"}])
     poll: PollSection = Field(
         default=PollSection(), description="How engines are watched.", examples=[{"interval_s": 1.0}])
     health: HealthSection = Field(
@@ -145,8 +150,8 @@ class LoadedFleet:
     warnings: tuple[Problem, ...]
     specs: tuple[BackendSpec, ...]
     pipeline: Pipeline = field(repr=False)
-    client_keys: tuple[bytes, ...] = field(default=(), repr=False)
-    """Keys that clients may use; none means that no key is asked for."""
+    keys: KeyRing = field(repr=False)
+    """Who may ask."""
 
 
 def load_fleet(path: Path, environ: Mapping[str, str]) -> LoadedFleet:
@@ -177,8 +182,22 @@ def load_fleet_bytes(raw: bytes, file: str, environ: Mapping[str, str]) -> Loade
         warnings=tuple(document.problem(*finding) for finding in doubts(config, document)),
         specs=config.backend_specs(environ),
         pipeline=pipeline,
-        client_keys=tuple([environ[name].strip().encode("ascii") for name in config.auth.api_keys_env]),
+        keys=_key_ring(config, Path(file), environ),
     )
+
+
+def keys_file_of(config: FleetConfig, fleet_file: Path) -> Path | None:
+    """Where the keys file is: beside the fleet file, unless it says otherwise."""
+    return None if config.auth.keys_file is None else fleet_file.parent / config.auth.keys_file
+
+
+def _key_ring(config: FleetConfig, fleet_file: Path, environ: Mapping[str, str]) -> KeyRing:
+    names, keys_file = config.auth.api_keys_env, keys_file_of(config, fleet_file)
+    if not names and keys_file is None:
+        return KeyRing.asking_nothing()
+    in_environment = environment_rows({name: environ[name].strip().encode("ascii") for name in names})
+    in_file = () if keys_file is None else load_keys(keys_file)
+    return KeyRing.of(*unique_rows(str(keys_file or fleet_file), in_file, in_environment))
 
 
 def _pipeline(config: FleetConfig, document: SourceDocument, problems: list[Problem]) -> Pipeline:

@@ -94,7 +94,7 @@ def _times(config: "FleetConfig") -> Iterator[Finding]:
     # A default that exceeds a limit given in the file is no contradiction: the limit simply ends it first.
     for phase in ("connect_s", "first_token_s", "inter_token_s"):
         phase_s, total_s = getattr(config.timeouts, phase), config.timeouts.total_s
-        if phase in config.timeouts.model_fields_set and phase_s > total_s:
+        if phase in config.timeouts.model_fields_set and phase_s and total_s and phase_s > total_s:
             yield Finding(("timeouts", phase), f"must be ≤ timeouts.total_s, got {phase_s:g} > {total_s:g}")
     base_s, max_s = config.health.base_ejection_s, config.health.max_ejection_s
     if "base_ejection_s" in config.health.model_fields_set and base_s > max_s:

@@ -58,6 +58,23 @@ class AuthSection(Section):
         default=(), strict=False,
         description="Environment variables that hold the keys that clients may use; none: no key is asked for.",
         examples=[["HEADRACE_CLIENT_KEY"]])
+    keys_file: Text | None = Field(
+        default=None, description="File of hashed keys, beside the fleet file; see docs/keys.md.",
+        examples=["keys.yaml"])
+
+
+class DecisionLogSection(Section):
+    """One line for each request, for replay and cost reports."""
+
+    path: Text | None = Field(
+        default=None, description="File of decision records, beside the fleet file; left out: none is kept.",
+        examples=["decisions.jsonl"])
+    max_bytes: Annotated[int, Field(ge=1_048_576, le=1_099_511_627_776)] = Field(
+        default=268_435_456, description="Size at which the file moves aside.", examples=[268_435_456])
+    keep_files: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        default=8, description="Files that moved aside and are kept.", examples=[8])
+    queue_records: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=4_096, description="Records that may wait to be written; one more is dropped.", examples=[4_096])
 
 
 class ModelSection(Section):
@@ -225,13 +242,32 @@ class BackendSection(Section):
 
 
 class TimeoutsSection(Section):
-    """How long a request may take, phase by phase."""
+    """How long a request may take, phase by phase. What is left out follows the class's budget."""
 
+    receive_head_s: Seconds = Field(default=10.0, description="For a request's head to come.", examples=[10])
+    receive_body_s: Seconds = Field(
+        default=30.0, description="For its body to come, plus a second for each 16 KiB.", examples=[30])
     connect_s: Seconds = Field(default=2.0, description="To reach a backend.", examples=[2])
-    first_token_s: Seconds = Field(
-        default=30.0, description="From the request sent to its first byte back.", examples=[30])
-    inter_token_s: Seconds = Field(default=15.0, description="Between two pieces of a stream.", examples=[15])
-    total_s: Seconds = Field(default=600.0, description="From the first byte in to the last byte out.", examples=[600])
+    first_token_s: Seconds | None = Field(
+        default=None,
+        description="From the request sent to its first token back; left out: 10 times the class's `ttft_s`, within 5 "
+                    "to 120, and 30 where it has none.",
+        examples=[30])
+    inter_token_s: Seconds | None = Field(
+        default=None,
+        description="Between two pieces of a stream; left out: 50 times the class's `inter_token_s`, within 5 to 60, "
+                    "and 15 where it has none.",
+        examples=[15])
+    total_s: Seconds | None = Field(
+        default=None,
+        description="From the last byte in to the last byte out; left out: 10 times the class's `e2e_s`, within 60 to "
+                    "3600, and 600 where it has none.",
+        examples=[600])
+    heartbeat_s: Seconds | None = Field(
+        default=None,
+        description="Silence before a stream's first token after which a comment is sent, and again each time; left "
+                    "out: none. The first one commits the answer to its backend.",
+        examples=[15])
     drain_s: Seconds = Field(
         default=30.0, description="What open requests are given to end after SIGTERM.", examples=[30])
 
@@ -252,6 +288,8 @@ class LimitsSection(Section):
 
     max_body_bytes: Annotated[int, Field(ge=1_024, le=1_073_741_824)] = Field(
         default=16_777_216, description="Largest request body; a larger one is answered 413.", examples=[16_777_216])
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=8_192, description="Client connections held at once; one more is answered 503.", examples=[8_192])
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=4_096, description="Requests held at once; one more is answered 429.", examples=[4_096])
 

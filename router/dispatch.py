@@ -4,7 +4,6 @@ Everything that decides is a pure function of `policies`; everything that waits 
 `backends.upstream`. This room joins them, and leaves in each `Exchange` what became of it.
 """
 
-import hmac
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +20,8 @@ from router.exchange import Exchange
 from router.fleet import Fleet
 from router.generation import Generation
 from router.intake import Endpoint, InferenceRequest, read_request
+from router.keys import Parallel
+from router.ledger import Ledger
 from router.metrics import Metrics
 from router.relay import Client
 
@@ -28,7 +29,7 @@ FULL_RETRY_AFTER_S = 1.0
 
 
 class Dispatcher:
-    """Serves requests from the fleet. One a process; `generation` is swapped by a reload."""
+    """Serves requests from the fleet. One a process; `generation` and `ledger` are swapped by a reload."""
 
     def __init__(
         self,
@@ -40,7 +41,10 @@ class Dispatcher:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.generation = generation
+        self.ledger: Ledger | None = None
+        """Where decision records go; `None`: none are kept."""
         self.in_flight = 0
+        self._parallel = Parallel()
         self._fleet = fleet
         self._metrics = metrics
         self._rng = rng or random.Random()
@@ -54,31 +58,28 @@ class Dispatcher:
     def begin(self, endpoint: Endpoint, request_id: str) -> Exchange:
         """A request's head has come."""
         self.in_flight += 1
-        return Exchange(endpoint, request_id, began_at_s=self._clock())
+        return Exchange(endpoint, request_id, self.generation, began_at_s=self._clock())
 
-    def authorize(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the client's key.
+    def admit(self, exchange: Exchange, authorization: bytes | None) -> None:
+        """Make sure of the caller and of room for one more, before its body takes memory.
+
+        `authorization` as `keys.sole_authorization` gives it.
 
         Raises:
-            ApiError: 401 where keys are configured and none of them is given.
+            ApiError: 401 where keys are asked for and none is given; 429 where the gateway or the key holds as many
+                requests as it may.
         """
-        keys = self.generation.api_keys
-        if not keys:
-            return
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        # Every key is compared, so that the time taken does not tell which one was close.
-        matches = sum([hmac.compare_digest(given.strip(), key) for key in keys])
-        if scheme.lower() != b"bearer" or not matches:
+        generation = exchange.generation
+        principal = generation.keys.authenticate(authorization)
+        if principal is None:
             raise unauthorized()
-
-    def admit(self) -> None:
-        """Make sure that there is room for one more, before its body takes memory.
-
-        Raises:
-            ApiError: 429 where the gateway holds as many requests as it may.
-        """
-        if self.in_flight > self.generation.config.limits.max_in_flight:
+        exchange.principal = principal
+        if self.in_flight > generation.config.limits.max_in_flight:
             raise overloaded("The gateway holds as many requests as it may. Try again shortly.", FULL_RETRY_AFTER_S)
+        if principal.max_parallel is not None:
+            lease = self._parallel.lease(principal)
+            lease.take()
+            exchange.parallel_lease = lease
 
     def read(self, exchange: Exchange, headers: Mapping[bytes, bytes], body: bytes) -> InferenceRequest:
         """Read a request whose body has come.
@@ -86,13 +87,13 @@ class Dispatcher:
         Raises:
             ApiError: 400, 404 or 415.
         """
-        generation = self.generation
+        generation = exchange.generation
         exchange.received_at_s = self._clock()
-        exchange.deadline_s = exchange.received_at_s + generation.config.timeouts.total_s
         request = read_request(
             exchange.endpoint, exchange.request_id, headers, body, generation.vocabulary, self._fleet.tokens_per_byte
         )
         exchange.read(request)
+        exchange.deadline_s = exchange.received_at_s + request.timeouts.total_s
         return request
 
     async def run(self, exchange: Exchange, request: InferenceRequest, client: Client) -> None:
@@ -101,23 +102,24 @@ class Dispatcher:
         Raises:
             ApiError: nothing has reached the client.
         """
-        generation = self.generation
+        generation = exchange.generation
         retries = generation.config.retries
         rules = AttemptRules(max_attempts=retries.max_attempts)
         # Ratio and floor follow the configuration, the tokens saved so far do not start anew with it.
         self._retry_budget = replace(
             self._retry_budget, ratio=retries.budget_ratio, floor_per_s=retries.budget_floor_per_s
         ).deposit()
-        attempt = Attempt(self._fleet, self._metrics, generation, exchange, request, client, clock=self._clock)
+        attempt = Attempt(self._fleet, self._metrics, exchange, request, client, clock=self._clock)
         failures: tuple[Failure, ...] = ()
         facts = request.facts
         while True:
-            decision = self._decide(generation, facts)
+            decided_at_s = self._clock()
+            decision = self._decide(generation, facts, decided_at_s)
+            if decision.chosen is None and failures:
+                return attempt.give_up(failures[-1])
+            exchange.decision, exchange.decided_at_s = decision, decided_at_s
             if decision.chosen is None:
-                if failures:
-                    return attempt.give_up(failures[-1])
                 raise self._nobody(decision)
-            exchange.decision = decision
             failure = await attempt.on(self._fleet.backends[decision.chosen.spec.name])
             if failure is None:
                 return None
@@ -128,24 +130,29 @@ class Dispatcher:
             if isinstance(step, Stop) or paid is None:
                 return attempt.give_up(failure)
             self._retry_budget = paid
-            self._metrics.retries.labels(step.reason.value).inc()
+            self._metrics.retries.inc((step.reason.value,))
             facts = replace(facts, tried=step.avoid)
 
     def end(self, exchange: Exchange) -> None:
         """A request has ended, in whatever way."""
         self.in_flight -= 1
-        exchange.settle(self._metrics, self._clock())
+        if exchange.parallel_lease is not None:
+            exchange.parallel_lease.release()
+        now = self._clock()
+        exchange.settle(self._metrics, now)
+        if self.ledger is not None:
+            self.ledger.append(exchange.settled(now))
 
-    def _decide(self, generation: Generation, facts: RequestFacts) -> Decision:
+    def _decide(self, generation: Generation, facts: RequestFacts, now: float) -> Decision:
         started = perf_counter()
-        decision = decide(generation.pipeline, facts, self._fleet.view(), self._clock(), self._rng)
-        self._metrics.decision_seconds.observe(perf_counter() - started)
+        decision = decide(generation.pipeline, facts, self._fleet.view(), now, self._rng)
+        self._metrics.decision_seconds.observe((), perf_counter() - started)
         return decision
 
     def _nobody(self, decision: Decision) -> ApiError:
         serving = [entry.reason for entry in decision.rejected if entry.reason != Rejection.OTHER_MODEL]
         for reason in serving:
-            self._metrics.rejections.labels(reason).inc()
+            self._metrics.rejections.inc((str(reason),))
         if serving and all(reason == Rejection.CONTEXT_TOO_SMALL for reason in serving):
             message = "The prompt and the requested output do not fit the context of any backend."
             return ApiError(400, "context_length_exceeded", message, param="messages")

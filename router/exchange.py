@@ -1,18 +1,19 @@
-"""What became of one request: filled in on its way, settled once at its end into metrics and one log line."""
+"""What became of one request: filled in on its way, settled once at its end into metrics and one decision record."""
 
-import json
-import logging
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from policies.facts import RequestFacts
 from policies.policy import Decision
+from router.decision_record import SettledRequest, Tried
 from router.errors import ApiError
+from router.generation import Generation
 from router.intake import Endpoint, InferenceRequest
+from router.keys import ParallelLease, Principal
 from router.metrics import Metrics
 from router.relay import Ending, Progress
 
-access_log = logging.getLogger("headrace.access")
 NO_BACKEND = "none"
 UNKNOWN_MODEL = "other"
 
@@ -48,15 +49,22 @@ class Exchange:
 
     endpoint: Endpoint
     request_id: str
+    generation: Generation
+    """The configuration that it began under, and ends under."""
     began_at_s: float
     received_at_s: float = 0.0
     """When the last byte of its body had come; 0 before."""
     deadline_s: float = math.inf
     """By when its answer must have ended."""
-    model: str = UNKNOWN_MODEL
-    latency_class: str = ""
+    principal: Principal | None = None
+    """Whom it is made for; `None` while nobody is known."""
+    parallel_lease: ParallelLease | None = None
+    facts: RequestFacts | None = None
     decision: Decision | None = None
-    attempts: int = 0
+    """The last one: its backend is that of the answer."""
+    decided_at_s: float = 0.0
+    tried: list[Tried] = field(default_factory=list)
+    """Attempts that have ended."""
     status: int = 0
     outcome: Outcome = Outcome.INTERNAL_ERROR
     waited_s: float = 0.0
@@ -66,8 +74,8 @@ class Exchange:
     progress: Progress = field(default_factory=Progress)
 
     def read(self, request: InferenceRequest) -> None:
-        self.model = request.facts.model
-        self.latency_class = request.facts.latency_class
+        """Its body made sense."""
+        self.facts = request.facts
 
     @property
     def backend(self) -> str:
@@ -96,16 +104,45 @@ class Exchange:
         self.outcome = Outcome.TRUNCATED
 
     def settle(self, metrics: Metrics, now: float) -> None:
-        """Count and log. Called exactly once, however the request ended."""
+        """Count. Called exactly once, however the request ended."""
         backend = self.backend
-        metrics.requests.labels(self.endpoint.value, self.model, backend, str(self.status), self.outcome.value).inc()
+        endpoint = self.endpoint.value
+        model = UNKNOWN_MODEL if self.facts is None else self.facts.model
+        metrics.requests.inc((endpoint, model, backend, str(self.status), self.outcome.value))
         if self.received_at_s:
-            metrics.request_seconds.labels(self.endpoint.value, backend).observe(now - self.received_at_s)
+            metrics.request_seconds.observe((endpoint, backend), now - self.received_at_s)
         if self.overhead_s is not None:
-            metrics.overhead_seconds.observe(self.overhead_s)
+            metrics.overhead_seconds.observe((), self.overhead_s)
         self._settle_tokens(metrics, backend)
-        if access_log.isEnabledFor(logging.INFO):
-            access_log.info("%s", self._line(now))
+
+    def settled(self, now: float) -> SettledRequest:
+        """All that the decision log needs: references to what no longer changes."""
+        progress, facts, principal = self.progress, self.facts, self.principal
+        usage = progress.usage
+        return SettledRequest(
+            request_id=self.request_id,
+            endpoint=self.endpoint.value,
+            model=UNKNOWN_MODEL if facts is None else facts.model,
+            latency_class="" if facts is None else facts.latency_class,
+            tenant="" if principal is None else principal.tenant,
+            key_id="" if principal is None else principal.key_id,
+            config_hash=self.generation.config_hash,
+            status=self.status,
+            outcome=self.outcome.value,
+            began_at_s=self.began_at_s,
+            received_at_s=self.received_at_s,
+            ended_at_s=now,
+            waited_s=self.waited_s,
+            overhead_s=self.overhead_s,
+            first_token_at_s=progress.first_token_at_s,
+            last_token_at_s=progress.last_token_at_s,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            generated_tokens=progress.generated_tokens if usage is None else usage.completion_tokens,
+            facts=facts,
+            decision=self.decision,
+            decided_at_s=self.decided_at_s,
+            tried=tuple(self.tried),
+        )
 
     def tpot_s(self) -> float | None:
         """Mean time between generated tokens, `None` where fewer than two came apart."""
@@ -118,32 +155,11 @@ class Exchange:
     def _settle_tokens(self, metrics: Metrics, backend: str) -> None:
         progress = self.progress
         if progress.first_token_at_s is not None:
-            metrics.ttft_seconds.labels(backend).observe(progress.first_token_at_s - self.received_at_s)
+            metrics.ttft_seconds.observe((backend,), progress.first_token_at_s - self.received_at_s)
         tpot_s = self.tpot_s()
         if tpot_s is not None:
-            metrics.tpot_seconds.labels(backend).observe(tpot_s)
+            metrics.tpot_seconds.observe((backend,), tpot_s)
         usage = progress.usage
         if usage is not None:
-            metrics.tokens.labels(backend, "prompt").inc(usage.prompt_tokens or 0)
-            metrics.tokens.labels(backend, "generated").inc(usage.completion_tokens or 0)
-
-    def _line(self, now: float) -> str:
-        progress, usage = self.progress, self.progress.usage
-        first = progress.first_token_at_s
-        fields = {
-            "request_id": self.request_id,
-            "endpoint": self.endpoint.value,
-            "model": self.model,
-            "class": self.latency_class,
-            "status": self.status,
-            "outcome": self.outcome.value,
-            "backend": self.backend,
-            "reason": self.decision.reason if self.decision is not None else None,
-            "attempts": self.attempts,
-            "overhead_ms": None if self.overhead_s is None else round(self.overhead_s * 1e3, 3),
-            "ttft_s": None if first is None else round(first - self.received_at_s, 4),
-            "total_s": round(now - (self.received_at_s or self.began_at_s), 4),
-            "prompt_tokens": None if usage is None else usage.prompt_tokens,
-            "generated_tokens": usage.completion_tokens if usage is not None else progress.generated_tokens,
-        }
-        return json.dumps(fields)
+            metrics.tokens.inc((backend, "prompt"), usage.prompt_tokens or 0)
+            metrics.tokens.inc((backend, "generated"), usage.completion_tokens or 0)

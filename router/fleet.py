@@ -27,6 +27,7 @@ from policies.facts import RequestFacts
 from router.leases import Books, Lease
 
 EWMA_WEIGHT = 0.1
+MAX_TOKENS_PER_BYTE = 1.0
 MIN_TOKENS_FOR_DRIFT = 8
 """A shorter stream says more of its start than of its pace."""
 
@@ -192,7 +193,8 @@ class Fleet:
         """Learn how many tokens a byte of this model's prompts is."""
         if prompt_bytes < 32 or prompt_tokens <= 0:
             return
-        seen = prompt_tokens / prompt_bytes
+        # A byte is at most about a token; an engine that counts otherwise must not talk every prompt out of its context.
+        seen = min(MAX_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes)
         known = self.tokens_per_byte.get(model, seen)
         self.tokens_per_byte[model] = known + EWMA_WEIGHT * (seen - known)
 

@@ -1,5 +1,7 @@
 """The rooms of one gateway process joined: configuration in, a fleet that serves, and the step that swaps it."""
 
+import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -10,8 +12,11 @@ from router.config import LoadedFleet
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.generation import Generation
-from router.metrics import FleetCollector, Metrics
+from router.ledger import Ledger
+from router.metrics import FleetCollector, LedgerCollector, Metrics
 from router.reload import Reloader, ReloadResult
+
+log = logging.getLogger("headrace.gateway")
 
 
 class Gateway:
@@ -36,6 +41,11 @@ class Gateway:
             on_probe=self.fleet.on_probe,
             clock=clock,
         )
+        self._ledger = _ledger_of(path, loaded)
+        self.dispatcher.ledger = self._ledger
+        records = LedgerCollector()
+        records.ledger = self._ledger
+        self.metrics.registry.register(records)
         self.reloader = Reloader(path, self.apply, environ, self._on_reload, running=loaded)
         self.metrics.config_loaded_at.set_to_current_time()
 
@@ -56,12 +66,28 @@ class Gateway:
         return not self.stopping and self.fleet.ready(self.clock())
 
     async def aclose(self) -> None:
+        """Close what is open; records that wait are written first."""
         await self.poller.aclose()
         self.fleet.close()
+        if self._ledger is not None and not await asyncio.to_thread(self._ledger.close):
+            log.error("the decision log could not be written to its end")
 
     def _on_transition(self, name: str, before: Health, after: Health) -> None:
-        self.metrics.transitions.labels(name, after.state.value).inc()
+        self.metrics.transitions.inc((name, after.state.value))
+        log.warning("backend %s: %s (was %s)", name, after.describe(), before.state.value)
 
     def _on_reload(self, result: ReloadResult) -> None:
-        self.metrics.reloads.labels("ok" if result.ok else "refused").inc()
+        self.metrics.reloads.inc(("ok" if result.ok else "refused",))
         self.metrics.config_ok.set(result.ok)
+
+
+def _ledger_of(fleet_file: Path, loaded: LoadedFleet) -> Ledger | None:
+    section = loaded.config.decision_log
+    if section.path is None:
+        return None
+    return Ledger(
+        fleet_file.parent / section.path,
+        max_bytes=section.max_bytes,
+        keep_files=section.keep_files,
+        queue_records=section.queue_records,
+    )

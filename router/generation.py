@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from policies.facts import Budget
 from policies.policy import Pipeline
 from router.config import FleetConfig, LoadedFleet
-from router.intake import LatencyClass, Vocabulary
+from router.config_sections import TimeoutsSection
+from router.intake import LatencyClass, PhaseTimeouts, Vocabulary
+from router.keys import KeyRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,32 @@ class Generation:
     config_hash: str
     pipeline: Pipeline
     vocabulary: Vocabulary
-    api_keys: tuple[bytes, ...] = field(default=(), repr=False)
-    """Keys that clients may use; none means that everyone may."""
+    keys: KeyRing = field(repr=False)
 
     @classmethod
     def of(cls, loaded: LoadedFleet) -> "Generation":
         config = loaded.config
         models = {alias: model.name for model in config.models for alias in (model.name, *model.aliases)}
-        classes = {entry.name: LatencyClass(entry.name, entry.budget()) for entry in config.latency_classes}
+        classes = {
+            entry.name: LatencyClass(entry.name, entry.budget(), phase_timeouts(config.timeouts, entry.budget()))
+            for entry in config.latency_classes
+        }
         vocabulary = Vocabulary(MappingProxyType(models), MappingProxyType(classes), config.default_latency_class)
-        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary, loaded.client_keys)
+        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary, loaded.keys)
+
+
+def phase_timeouts(given: TimeoutsSection, budget: Budget) -> PhaseTimeouts:
+    """The timeouts of one class. What the file leaves out follows the class's promise: a request far past its P99 is
+    broken, not slow. The figures are those that `TimeoutsSection` describes.
+    """
+    return PhaseTimeouts(
+        connect_s=given.connect_s,
+        first_token_s=given.first_token_s or _multiple(budget.ttft_s, 10, 5, 120, unpromised=30),
+        inter_token_s=given.inter_token_s or _multiple(budget.inter_token_s, 50, 5, 60, unpromised=15),
+        total_s=given.total_s or _multiple(budget.e2e_s, 10, 60, 3600, unpromised=600),
+        heartbeat_s=given.heartbeat_s,
+    )
+
+
+def _multiple(promised_s: float | None, factor: float, low_s: float, high_s: float, *, unpromised: float) -> float:
+    return unpromised if promised_s is None else min(high_s, max(low_s, factor * promised_s))

@@ -19,6 +19,7 @@ from router.call import InferenceCall
 from router.dispatch import Dispatcher
 from router.errors import ApiError, bad_request, headers_too_large, no_backend, request_timeout
 from router.intake import Endpoint
+from router.keys import sole_authorization
 from router.wire import WireLimits, refuse_head
 
 log = logging.getLogger("headrace.hotpath")
@@ -144,6 +145,7 @@ class HotProtocol(HttpToolsProtocol):
             self.dispatcher,
             endpoint,
             dict(self.headers),
+            sole_authorization(self.headers),
             keep_alive=http_version != "1.0" and self.parser.should_keep_alive(),
             chunked=http_version != "1.0",
         )

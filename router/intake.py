@@ -42,11 +42,23 @@ PROMPT_MEMBER = {
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseTimeouts:
+    """How long each phase of a request may take, in seconds. Bounds on what is broken, not promises: see `Budget`."""
+
+    connect_s: float
+    first_token_s: float
+    inter_token_s: float
+    total_s: float
+    heartbeat_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyClass:
     """A named P99 promise."""
 
     name: str
     budget: Budget
+    timeouts: PhaseTimeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,7 @@ class InferenceRequest:
     """Answers asked for (`n`): a stream is whole once each has its `finish_reason`."""
     json: JsonObject
     stream_options: JsonObject | None
+    timeouts: PhaseTimeouts
 
     def body_for(self, served_model_name: str) -> bytes:
         """The body for one backend: the model by the engine's name, and usage always reported on streams.
@@ -144,6 +157,7 @@ def read_request(
         choices=_choices(request),
         json=request,
         stream_options=options,
+        timeouts=latency_class.timeouts,
     )
 
 

@@ -7,12 +7,14 @@ the fleet file. Gauges of live state are read when a scrape asks, so that nothin
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from backends.catalog.health import HealthState
 from router.fleet import Fleet
+from router.instruments import Counter, Histogram
+from router.ledger import Ledger
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -28,62 +30,59 @@ class Metrics:
             "headrace_requests",
             "Requests answered, by how they ended.",
             ("endpoint", "model", "backend", "status", "outcome"),
-            registry=registry,
+            registry,
         )
         self.request_seconds = Histogram(
             "headrace_request_duration_seconds",
             "From the last byte of the request to the last byte of the answer.",
             ("endpoint", "backend"),
-            buckets=SECONDS,
-            registry=registry,
+            SECONDS,
+            registry,
         )
         self.ttft_seconds = Histogram(
             "headrace_time_to_first_token_seconds",
             "From the last byte of the request to the first generated token, streams only.",
             ("backend",),
-            buckets=SECONDS,
-            registry=registry,
+            SECONDS,
+            registry,
         )
         self.tpot_seconds = Histogram(
             "headrace_time_per_output_token_seconds",
             "Mean time between generated tokens of one stream.",
             ("backend",),
-            buckets=TOKEN_SECONDS,
-            registry=registry,
+            TOKEN_SECONDS,
+            registry,
         )
         self.overhead_seconds = Histogram(
             "headrace_overhead_seconds",
             "Time spent in the gateway before the answer begins, waiting for backends left out.",
-            buckets=MICRO_SECONDS,
-            registry=registry,
+            (),
+            MICRO_SECONDS,
+            registry,
         )
         self.decision_seconds = Histogram(
-            "headrace_decision_seconds", "Time one routing decision took.", buckets=MICRO_SECONDS, registry=registry
+            "headrace_decision_seconds", "Time one routing decision took.", (), MICRO_SECONDS, registry
         )
-        self.tokens = Counter(
-            "headrace_tokens", "Tokens by the engines' own count.", ("backend", "kind"), registry=registry
-        )
+        self.tokens = Counter("headrace_tokens", "Tokens by the engines' own count.", ("backend", "kind"), registry)
         self.attempts = Counter(
-            "headrace_attempts", "Attempts on a backend, by how they ended.", ("backend", "outcome"), registry=registry
+            "headrace_attempts", "Attempts on a backend, by how they ended.", ("backend", "outcome"), registry
         )
         self.retries = Counter(
-            "headrace_retries", "Attempts after the first, by what failed before.", ("cause",), registry=registry
+            "headrace_retries", "Attempts after the first, by what failed before.", ("cause",), registry
         )
         self.rejections = Counter(
             "headrace_filter_rejections",
             "Backends that a filter removed from a decision that then found none.",
             ("reason",),
-            registry=registry,
+            registry,
         )
         self.transitions = Counter(
             "headrace_backend_health_transitions",
             "Changes of a backend's health state.",
             ("backend", "state"),
-            registry=registry,
+            registry,
         )
-        self.reloads = Counter(
-            "headrace_config_reloads", "Reload attempts by result.", ("result",), registry=registry
-        )
+        self.reloads = Counter("headrace_config_reloads", "Reload attempts by result.", ("result",), registry)
         self.config_ok = Gauge(
             "headrace_config_last_reload_successful",
             "1 where the fleet file as it stands is in force, 0 where it is broken and the last good one serves.",
@@ -93,6 +92,28 @@ class Metrics:
         self.config_loaded_at = Gauge(
             "headrace_config_loaded_timestamp_seconds", "When the configuration in force was taken.", registry=registry
         )
+
+
+class LedgerCollector(Collector):
+    """What the decision log has done with its records; nothing where none is kept."""
+
+    def __init__(self) -> None:
+        self.ledger: Ledger | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        ledger = self.ledger
+        records = CounterMetricFamily(
+            "headrace_decision_records", "Records of the decision log, by what became of them.", labels=("fate",)
+        )
+        waiting = GaugeMetricFamily("headrace_decision_records_waiting", "Records that wait to be written.")
+        if ledger is not None:
+            for fate, count in (("written", ledger.written), ("dropped", ledger.dropped), ("failed", ledger.failed)):
+                records.add_metric([fate], count)
+            waiting.add_metric([], ledger.waiting)
+        return [records, waiting]
 
 
 class FleetCollector(Collector):

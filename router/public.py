@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router.errors import ApiError, method_not_allowed, not_found
+from router.errors import ApiError, method_not_allowed, not_found, unauthorized
 from router.gateway import Gateway
 from router.intake import Endpoint, request_id_of
+from router.keys import sole_authorization
 
 OWNER = "headrace"
 
@@ -27,12 +28,12 @@ def public_app(gateway: Gateway) -> Starlette:
         return {"id": name, "object": "model", "created": started_at, "owned_by": OWNER}
 
     async def list_models(request: Request) -> Response:
-        gateway.dispatcher.authorize(dict(request.scope["headers"]))
+        _authorize(gateway, request)
         names = [model.name for model in gateway.loaded.config.models]
         return JSONResponse({"object": "list", "data": [card(name) for name in names]})
 
     async def show_model(request: Request) -> Response:
-        gateway.dispatcher.authorize(dict(request.scope["headers"]))
+        _authorize(gateway, request)
         name = request.path_params["name"]
         vocabulary = gateway.dispatcher.generation.vocabulary
         if name not in vocabulary.models:
@@ -64,6 +65,12 @@ def public_app(gateway: Gateway) -> Starlette:
     )
     app.router.redirect_slashes = False  # a redirect would name this host, and may resend a body in the clear
     return app
+
+
+def _authorize(gateway: Gateway, request: Request) -> None:
+    authorization = sole_authorization(request.scope["headers"])
+    if gateway.dispatcher.generation.keys.authenticate(authorization) is None:
+        raise unauthorized()
 
 
 def metrics_endpoint(gateway: Gateway) -> Any:

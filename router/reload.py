@@ -22,7 +22,7 @@ from pathlib import Path
 from watchfiles import Change, awatch
 
 from backends.catalog.spec import BackendSpec
-from router.config import ConfigError, LoadedFleet, Problem, load_fleet_bytes
+from router.config import ConfigError, LoadedFleet, Problem, keys_file_of, load_fleet_bytes
 from router.config_diff import NO_CHANGE, FleetDiff, diff_fleets
 from router.config_source import read_source
 
@@ -185,7 +185,7 @@ class Reloader:
             raw = read_source(self.path)
         except ConfigError as error:
             return _Read(str(error), None, error.problems)
-        fingerprint = hashlib.sha256(raw).hexdigest()
+        fingerprint = self._fingerprint_of(raw)
         try:
             return _Read(fingerprint, load_fleet_bytes(raw, str(self.path), self._environ))
         except ConfigError as error:
@@ -205,7 +205,7 @@ class Reloader:
         loaded = read.loaded
         if loaded is None:
             return self._result(trigger, problems=read.problems)
-        changed = loaded.config_hash != _hash_of(self._running)
+        changed = _is_other(loaded, self._running)
         problems: tuple[Problem, ...] = ()
         if changed and self._prove is not None:
             try:
@@ -217,7 +217,7 @@ class Reloader:
 
     def _swap(self, loaded: LoadedFleet, trigger: str) -> ReloadResult:
         """The one step that changes anything. Runs on the loop without a pause, so nobody sees it half done."""
-        result = self._result(trigger, loaded, changed=loaded.config_hash != _hash_of(self._running))
+        result = self._result(trigger, loaded, changed=_is_other(loaded, self._running))
         try:
             self._apply(loaded)
         except Exception as error:
@@ -301,6 +301,8 @@ class Reloader:
     async def _watch_folder(self) -> None:
         while True:
             folders = {self.path.parent, _resolved(self.path).parent}
+            if (keys_file := self._keys_file()) is not None and keys_file.parent.is_dir():
+                folders.add(keys_file.parent)
             try:
                 async for _ in awatch(*folders, watch_filter=self._concerns_us, debounce=400, step=50, recursive=False):
                     await self._reload_if_edited("file")
@@ -312,7 +314,11 @@ class Reloader:
                 await asyncio.sleep(self._poll_s)
 
     def _concerns_us(self, _change: Change, changed: str) -> bool:
-        return Path(changed).name in {self.path.name, _resolved(self.path).name, "..data"}
+        names = {self.path.name, _resolved(self.path).name, "..data"}
+        keys_file = self._keys_file()
+        if keys_file is not None:
+            names |= {keys_file.name, _resolved(keys_file).name}
+        return Path(changed).name in names
 
     async def _watch_content(self) -> None:
         while True:
@@ -338,9 +344,32 @@ class Reloader:
 
     def _fingerprint(self) -> str:
         try:
-            return hashlib.sha256(read_source(self.path)).hexdigest()
+            return self._fingerprint_of(read_source(self.path))
         except ConfigError as error:
             return str(error)
+
+    def _fingerprint_of(self, fleet_file: bytes) -> str:
+        """Names what a reload would read: the fleet file, and the keys file that the running one names."""
+        digest = hashlib.sha256(fleet_file)
+        keys_file = self._keys_file()
+        if keys_file is not None:
+            try:
+                digest.update(read_source(keys_file))
+            except ConfigError as error:
+                digest.update(str(error).encode())
+        return digest.hexdigest()
+
+    def _keys_file(self) -> Path | None:
+        return None if self._running is None else keys_file_of(self._running.config, self.path)
+
+
+def _is_other(loaded: LoadedFleet, running: LoadedFleet | None) -> bool:
+    """Keys are no part of the configuration's hash, which may be shown anywhere."""
+    return (
+        running is None
+        or loaded.config_hash != running.config_hash
+        or loaded.keys.fingerprint != running.keys.fingerprint
+    )
 
 
 def _hash_of(loaded: LoadedFleet | None) -> str | None:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from router.app import Running
+from router.keys import KeyRing, environment_rows
 from tests.gateway_stack import MODEL, chat, client_of, gateway
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, raw_exchange, request_bytes
 from tests.scripted_backend import Received, ScriptedBackend, answer_hello
@@ -289,7 +290,8 @@ async def test_a_prompt_that_fits_nowhere_is_a_400(tmp_path: Path) -> None:
 
 def with_keys(process: Running, *keys: bytes) -> None:
     dispatcher = process.gateway.dispatcher
-    dispatcher.generation = replace(dispatcher.generation, api_keys=keys)
+    rows = environment_rows({f"KEY_{number}": key for number, key in enumerate(keys)})
+    dispatcher.generation = replace(dispatcher.generation, keys=KeyRing.of(*rows))
 
 
 async def test_p19_a_wrong_key_is_a_401_before_the_body_is_read(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_what_a_run_cannot_say_is_none_and_never_zero() -> None:
     assert found.us_per_request is None
     assert found.doubts == ("no request was answered",)
     assert figures(sample("a", requests=10, cpu_s=None)).us_per_request is None
+    assert figures(sample("a", requests=10, cpu_s=0.0)).us_per_request is None
     too_few = sample("a", "W4", mode="hold", connections=1000, streams_begun=998, rss=(1, 2))
     assert figures(too_few).kb_per_stream is None
     assert "only 998 of 1000 streams" in figures(too_few).doubts[0]
@@ -111,9 +112,9 @@ def test_without_direct_nobody_knows_whether_the_mock_was_the_limit() -> None:
 
 
 def test_cpu_per_chunk_holds_where_the_load_side_limits_the_rate() -> None:
-    found = rows([sample("direct", "W2s", mode="stream", chunks=1000, cpu_s=0.5),
-                  sample("nginx", "W2s", mode="stream", chunks=900, cpu_s=0.9),
-                  sample("headrace", "W2s", mode="stream", chunks=900, cpu_s=1.8)], "W2s")
+    found = rows([sample(target, "W2s", mode="stream", connections=200, chunks=chunks, cpu_s=cpu_s)
+                  for target, chunks, cpu_s in (("direct", 1000, 0.5), ("nginx", 900, 0.9), ("headrace", 900, 1.8))],
+                 "W2s")
     assert found["headrace"].load_limited
     assert found["headrace"].trusted
     assert found["headrace"].to_nginx == pytest.approx(0.5)
@@ -176,7 +177,7 @@ def test_one_more_target_changes_no_other_row(repetitions: list[tuple[int, int, 
 def test_workloads_are_chosen_by_name_in_any_case() -> None:
     assert [workload.name for workload in chosen(["w2S", "W1"], QUICK)] == ["W1", "W2s"]
     assert len(chosen([], FULL)) == 6
-    with pytest.raises(UnknownWorkload, match="W9.*W1, W1o"):
+    with pytest.raises(UnknownWorkload, match=r"W9.*W1, W1o"):
         chosen(["W9"], FULL)
 
 

@@ -41,7 +41,8 @@ def program(name: str) -> str:
 
 def test_nginx_streams_and_keeps_connections(tmp_path: Path) -> None:
     text = launched("nginx", tmp_path).files["nginx.conf"]
-    for line in ("proxy_buffering off;", "proxy_http_version 1.1;", 'proxy_set_header Connection "";', "keepalive 2048;"):
+    for line in ("proxy_buffering off;", "proxy_http_version 1.1;", 'proxy_set_header Connection "";',
+                 "keepalive 2048;"):
         assert line in text
 
 
@@ -110,5 +111,5 @@ def test_options_choose_targets_and_refuse_unknown_ones() -> None:
     assert BenchOptions(quick=True).target_names() == ("headrace", "nginx")
     assert BenchOptions().target_names() == tuple(TARGETS)
     assert BenchOptions(targets=("nginx", "direct")).target_names() == ("nginx",)
-    with pytest.raises(UnknownTarget, match="apache.*direct, headrace"):
+    with pytest.raises(UnknownTarget, match=r"apache.*direct, headrace"):
         BenchOptions(targets=("apache",)).target_names()

@@ -49,7 +49,7 @@ def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
     config = load(SMALL).config
     assert config.health_rules() == HealthRules()
     assert config.policy_spec().name == "headrace"
-    assert (config.admin.port, config.timeouts.total_s, config.retries.max_attempts) == (8081, 600, 3)
+    assert (config.admin.port, config.timeouts.total_s, config.retries.max_attempts) == (8081, None, 3)
 
 
 def test_budgets_are_looked_up_by_class() -> None:

@@ -108,7 +108,9 @@ def test_the_example_shows_every_setting_live_or_as_a_comment() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     live = set(_paths(YAML(typ="safe", pure=True).load(text)))
     commented = {path for path in SETTINGS if path not in live}
-    alternatives = ("policy.filters", "policy.prices", "policy.picker", "backends[].api_key_env", "auth")
+    alternatives = ("policy.filters", "policy.prices", "policy.picker", "backends[].api_key_env", "auth",
+                    "timeouts.first_token_s", "timeouts.inter_token_s", "timeouts.total_s", "timeouts.heartbeat_s",
+                    "decision_log.path")
     assert commented == {path for path in SETTINGS if path.startswith(alternatives)}
     for path in commented:
         leaf = path.rsplit(".", 1)[-1].removesuffix("[]")
@@ -125,9 +127,12 @@ def test_the_commented_settings_of_the_example_work_when_uncommented() -> None:
 
 def test_the_defaults_spelled_out_in_the_example_are_the_defaults() -> None:
     config = load_example().config
-    for section in ("timeouts", "retries", "limits", "poll", "health"):
-        assert getattr(config, section) == FleetConfig.model_fields[section].default
-        assert getattr(config, section).model_fields_set == set(type(getattr(config, section)).model_fields)
+    for name in ("timeouts", "retries", "limits", "decision_log", "poll", "health"):
+        section = getattr(config, name)
+        assert section == FleetConfig.model_fields[name].default
+        fields = type(section).model_fields
+        assert section.model_fields_set == {field for field in fields if fields[field].default is not None or
+                                            field == "failure_ratio_to_eject"}
 
 
 def test_the_examples_coefficients_are_those_of_the_calibration() -> None:

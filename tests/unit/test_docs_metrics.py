@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from router.fleet import Fleet
-from router.metrics import FleetCollector, Metrics
+from router.metrics import FleetCollector, LedgerCollector, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 
@@ -12,6 +12,7 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 def test_every_metric_has_its_heading_and_no_heading_is_stale() -> None:
     metrics = Metrics()
     metrics.registry.register(FleetCollector(Fleet()))
+    metrics.registry.register(LedgerCollector())
     exported = {
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
     }

@@ -13,17 +13,19 @@ from router.intake import (
     Endpoint,
     InferenceRequest,
     LatencyClass,
+    PhaseTimeouts,
     Vocabulary,
     read_request,
     request_id_of,
 )
 
 CHAT = Endpoint.CHAT_COMPLETIONS
+TIMEOUTS = PhaseTimeouts(connect_s=2, first_token_s=30, inter_token_s=15, total_s=600)
 VOCABULARY = Vocabulary(
     models={"chat-large": "chat-large", "chat": "chat-large", "a": "a"},
     latency_classes={
-        "interactive": LatencyClass("interactive", Budget(ttft_s=1.0)),
-        "batch": LatencyClass("batch", Budget()),
+        "interactive": LatencyClass("interactive", Budget(ttft_s=1.0), TIMEOUTS),
+        "batch": LatencyClass("batch", Budget(), TIMEOUTS),
     },
     default_latency_class="interactive",
 )
