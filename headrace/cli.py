@@ -5,19 +5,15 @@ Rooms are imported inside the commands: `headrace --help` must not wait for the 
 """
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Awaitable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from router.app import Running
 
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -63,21 +59,17 @@ def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.")],
     host: Annotated[str | None, typer.Option(help="Listen here instead of where the fleet file says.")] = None,
     port: Annotated[int | None, typer.Option(help="Listen on this port instead.")] = None,
+    workers: Annotated[str, typer.Option(help="Processes that serve; 'auto': one for each core.")] = "1",
     json: Json = False,
 ) -> None:
     """Run the gateway for the fleet that a file describes."""
-    from router.app import serve as serve_gateway
+    from headrace.serve import run_serve, worker_count
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
-    def say_ready(process: "Running") -> None:
-        if json:
-            _print_json({
-                "event": "ready", "url": process.url, "admin_url": process.admin_url, "config": str(config),
-                "pid": os.getpid(),
-            })
-
-    _finish(serve_gateway(config, host=host, port=port, ready=say_ready))
+    try:
+        count = worker_count(workers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    _finish(run_serve(config, workers=count, host=host, port=port, json=json))
 
 
 keys_app = typer.Typer(name="keys", no_args_is_help=True, help="Make API keys.")

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.admin import admin_app
-from router.config import ConfigError, FleetConfig, load_fleet
+from router.config import ConfigError, FleetConfig, LoadedFleet, load_fleet
 from router.gateway import Gateway
 from router.hotprotocol import protocol_for
 from router.public import public_app
@@ -37,19 +37,86 @@ class StartError(Exception):
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server that leaves signals to its owner and tells when it accepts connections."""
+    """A uvicorn server that leaves signals to its owner and tells when it accepts connections.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    Where another process takes its clients over, it parts from them in two steps: for `parting_s` it accepts nobody and
+    answers with `connection: close`, and only then closes the connections that have nothing under way. A client that
+    has just connected still gets its answer; a busy one leaves by itself before its connection is closed under it.
+    """
+
+    def __init__(self, config: uvicorn.Config, parting_s: float = 0.0) -> None:
         super().__init__(config)
         self.accepting = asyncio.Event()
+        self._parting_s = parting_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.accepting.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._parting_s:
+            await self._part()
+        await super().shutdown(sockets)
+
+    async def _part(self) -> None:
+        state, loop = self.server_state, asyncio.get_running_loop()
+        for server in self.servers:
+            server.close()
+        state.default_headers = [*state.default_headers, (b"connection", b"close")]
+        began_s = loop.time()
+        while state.connections and not self.force_exit and loop.time() < began_s + self._parting_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        drain_s = self.config.timeout_graceful_shutdown or 0
+        self.config.timeout_graceful_shutdown = max(1, round(drain_s - (loop.time() - began_s)))
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+
+class Seat:
+    """Where a gateway process sits: by itself, with sockets of its own. `router.worker` has the seat among siblings."""
+
+    parting_s = 0.0
+
+    def __init__(self, config_path: Path, *, host: str | None = None, port: int | None = None) -> None:
+        self.config_path = config_path
+        self._host = host
+        self._port = port
+
+    def load(self, environ: dict[str, str]) -> LoadedFleet:
+        """The configuration to start with.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return load_fleet(self.config_path, environ)
+
+    def sockets(self, config: FleetConfig) -> tuple[socket.socket, socket.socket]:
+        """For clients and for operators, listening.
+
+        Raises:
+            StartError: one of the addresses cannot be had.
+        """
+        public = bind(self._host or config.listen.host, config.listen.port if self._port is None else self._port)
+        try:
+            return public, bind(config.admin.host, config.admin.port)
+        except StartError:
+            public.close()
+            raise
+
+    def gateway(self, loaded: LoadedFleet, environ: dict[str, str]) -> Gateway:
+        return Gateway(self.config_path, loaded, environ)
+
+    def public_app(self, gateway: Gateway) -> Starlette:
+        return public_app(gateway)
+
+    async def watch_backends(self, process: "Running") -> None:
+        """Keep the picture of the backends fresh until cancelled."""
+        await process.gateway.poller.run()
+
+    def leave(self) -> None:
+        """From here on the process drains."""
 
 
 async def serve(
@@ -60,6 +127,7 @@ async def serve(
     ready: Callable[["Running"], None] | None = None,
     stop: asyncio.Event | None = None,
     drain_s: float | None = None,
+    seat: Seat | None = None,
 ) -> int:
     """Serve a fleet file until SIGTERM, SIGINT or `stop`.
 
@@ -68,6 +136,7 @@ async def serve(
         ready: told where, once both listeners accept connections.
         stop: ends the process's serving; where it is given, SIGTERM and SIGINT are its owner's business.
         drain_s: how long open requests may take after that; replaces the file's `timeouts.drain_s`.
+        seat: among worker processes; by default the process is alone.
 
     Returns:
         The exit code: 0, or 1 where it could not start (said on stderr).
@@ -76,7 +145,7 @@ async def serve(
     try:
         # The handlers stay until the drain is over: a signal then must not end the process by its default action.
         with contextlib.ExitStack() as handlers:
-            async with running(config_path, host=host, port=port, drain_s=drain_s) as process:
+            async with running(config_path, host=host, port=port, drain_s=drain_s, seat=seat) as process:
                 _handle_signals(process, stopped, handlers, terminates=stop is None)
                 if ready is not None:
                     ready(process)
@@ -99,7 +168,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    config_path: Path, *, host: str | None = None, port: int | None = None, drain_s: float | None = None
+    config_path: Path,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    drain_s: float | None = None,
+    seat: Seat | None = None,
 ) -> AsyncIterator[Running]:
     """Serve a fleet file while inside; leaving drains. Arguments as for `serve`.
 
@@ -107,32 +181,41 @@ async def running(
         ConfigError, StartError: it could not start; nothing is left behind.
     """
     environ = dict(os.environ)
-    loaded = load_fleet(config_path, environ)
-    listen, admin = loaded.config.listen, loaded.config.admin
+    seat = seat or Seat(config_path, host=host, port=port)
+    loaded = seat.load(environ)
     with contextlib.ExitStack() as sockets:
-        public_socket = sockets.enter_context(_bind(host or listen.host, listen.port if port is None else port))
-        admin_socket = sockets.enter_context(_bind(admin.host, admin.port))
-        gateway = Gateway(config_path, loaded, environ)
+        bound_sockets = seat.sockets(loaded.config)
+        for bound in bound_sockets:
+            sockets.enter_context(bound)
+        public_url, admin_url = map(url_of, bound_sockets)
+        gateway = seat.gateway(loaded, environ)
         drain_s = loaded.config.timeouts.drain_s if drain_s is None else drain_s
         listeners = (
-            _listener(public_app(gateway), protocol_for(gateway.dispatcher, _wire_limits(loaded.config)), drain_s),
-            _listener(admin_app(gateway), HttpToolsProtocol, 1.0),
+            listener_for(
+                seat.public_app(gateway),
+                protocol_for(gateway.dispatcher, _wire_limits(loaded.config)),
+                drain_s,
+                parting_s=seat.parting_s,
+            ),
+            listener_for(admin_app(gateway), HttpToolsProtocol, 1.0),
         )
+        process = Running(gateway, listeners, public_url, admin_url)
         async with asyncio.TaskGroup() as group:
             serving = [
                 group.create_task(listener.serve(sockets=[bound]))
-                for listener, bound in zip(listeners, (public_socket, admin_socket), strict=True)
+                for listener, bound in zip(listeners, bound_sockets, strict=True)
             ]
-            background = [group.create_task(gateway.poller.run()), group.create_task(gateway.reloader.watch())]
+            background = [group.create_task(seat.watch_backends(process)), group.create_task(gateway.reloader.watch())]
             for listener in listeners:
                 await listener.accepting.wait()
             try:
-                yield Running(gateway, listeners, _url(public_socket), _url(admin_socket))
+                yield process
             finally:
                 gateway.stopping = True
-                for listener in listeners:
+                seat.leave()
+                for listener, task in zip(listeners, serving, strict=True):  # operators can watch the drain
                     listener.should_exit = True
-                await asyncio.wait(serving)
+                    await asyncio.wait([task])
                 for task in background:
                     task.cancel()
                 await gateway.aclose()
@@ -155,10 +238,17 @@ def _handle_signals(
         handlers.callback(loop.remove_signal_handler, signum)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; a `shared` one lets others of this process's user listen on its port beside it.
+
+    Raises:
+        StartError: it cannot be had.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         bound.bind(address)
         bound.listen(BACKLOG)
@@ -173,7 +263,9 @@ def _bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _url(bound: socket.socket) -> str:
+def url_of(bound: socket.socket) -> str:
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -186,7 +278,10 @@ def _wire_limits(config: FleetConfig) -> WireLimits:
     )
 
 
-def _listener(app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float) -> Listener:
+def listener_for(
+    app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float, *, parting_s: float = 0.0
+) -> Listener:
+    """A server of this app, which waits for its open requests for `drain_s` when it ends."""
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -200,4 +295,4 @@ def _listener(app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float)
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
-    return Listener(config)
+    return Listener(config, parting_s)

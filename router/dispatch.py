@@ -21,6 +21,7 @@ from router.fleet import Fleet
 from router.generation import Generation
 from router.intake import Endpoint, InferenceRequest, read_request
 from router.keys import Parallel
+from router.leases import InFlight
 from router.ledger import Ledger
 from router.metrics import Metrics
 from router.relay import Client
@@ -43,8 +44,8 @@ class Dispatcher:
         self.generation = generation
         self.ledger: Ledger | None = None
         """Where decision records go; `None`: none are kept."""
-        self.in_flight = 0
-        self._parallel = Parallel()
+        self.held = InFlight()
+        self.parallel = Parallel()
         self._fleet = fleet
         self._metrics = metrics
         self._rng = rng or random.Random()
@@ -52,12 +53,17 @@ class Dispatcher:
         self._retry_budget = RetryBudget()
 
     @property
+    def in_flight(self) -> int:
+        """Requests that this process holds."""
+        return self.held.own
+
+    @property
     def max_body_bytes(self) -> int:
         return self.generation.config.limits.max_body_bytes
 
     def begin(self, endpoint: Endpoint, request_id: str) -> Exchange:
         """A request's head has come."""
-        self.in_flight += 1
+        self.held.enter()
         return Exchange(endpoint, request_id, self.generation, began_at_s=self._clock())
 
     def admit(self, exchange: Exchange, authorization: bytes | None) -> None:
@@ -74,10 +80,10 @@ class Dispatcher:
         if principal is None:
             raise unauthorized()
         exchange.principal = principal
-        if self.in_flight > generation.config.limits.max_in_flight:
+        if self.held.total() > generation.config.limits.max_in_flight:
             raise overloaded("The gateway holds as many requests as it may. Try again shortly.", FULL_RETRY_AFTER_S)
         if principal.max_parallel is not None:
-            lease = self._parallel.lease(principal)
+            lease = self.parallel.lease(principal)
             lease.take()
             exchange.parallel_lease = lease
 
@@ -135,7 +141,7 @@ class Dispatcher:
 
     def end(self, exchange: Exchange) -> None:
         """A request has ended, in whatever way."""
-        self.in_flight -= 1
+        self.held.leave()
         if exchange.parallel_lease is not None:
             exchange.parallel_lease.release()
         now = self._clock()

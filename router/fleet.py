@@ -4,9 +4,10 @@ Everything here runs on the event loop, and no method awaits: two requests never
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
+from typing import Protocol
 
 from backends.catalog.health import (
     Health,
@@ -32,6 +33,19 @@ MIN_TOKENS_FOR_DRIFT = 8
 """A shorter stream says more of its start than of its pace."""
 
 
+class Siblings(Protocol):
+    """The other worker processes of this gateway, as a fleet sees them (`router.peers`)."""
+
+    def arrange(self, backends: Iterable["LiveBackend"]) -> None:
+        """These are the backends now: give each that has none a place in shared memory."""
+
+    def loads(self) -> Sequence[int]:
+        """In flight over all processes, four figures a slot. Brings in what the others found out, first."""
+
+    def publish(self, live: "LiveBackend") -> None:
+        """Its health or its silence has changed."""
+
+
 class LiveBackend:
     """One backend that serves, or still finishes what it has."""
 
@@ -43,9 +57,12 @@ class LiveBackend:
         self.sample: LoadSample | None = None
         self.in_flight_at_sample: int | None = None
         self.books = Books()
+        self.slot = -1
+        """Where it stands in shared memory; -1 where nothing is shared."""
+        self.siblings: Siblings | None = None
         self.drained_by_hand = False
         self.retired = False
-        self.backoff_until_s = 0.0
+        self.silent_until_s = 0.0
         self.drift = 1.0
         self.ttft_ewma_s: float | None = None
         self.served_requests = 0
@@ -56,20 +73,36 @@ class LiveBackend:
     def draining(self) -> bool:
         return self.spec.weight == 0 or self.drained_by_hand
 
-    def view(self) -> BackendView:
-        books = self.books
+    @property
+    def backoff_until_s(self) -> float:
+        """Until when the backend asked for silence."""
+        return self.silent_until_s
+
+    @backoff_until_s.setter
+    def backoff_until_s(self, until_s: float) -> None:
+        self.silent_until_s = until_s
+        if self.siblings is not None:
+            self.siblings.publish(self)
+
+    def load(self, loads: Sequence[int] | None = None) -> Sequence[int]:
+        """What is in flight there, in the order of `Books.cells`: by its own books, or out of the sum over all."""
+        start = 4 * self.slot
+        return self.books.cells.tolist() if loads is None or start < 0 else loads[start : start + 4]
+
+    def view(self, loads: Sequence[int] | None = None) -> BackendView:
+        prefill_requests, prefill_tokens, decode_requests, context_tokens = self.load(loads)
         return BackendView(
             spec=self.spec,
             health=self.health,
             draining=self.draining,
-            in_flight_requests=books.requests,
-            in_flight_prefill_requests=books.prefill_requests,
-            in_flight_prefill_tokens=books.prefill_tokens,
-            in_flight_decode_requests=books.decode_requests,
-            in_flight_context_tokens=books.context_tokens,
+            in_flight_requests=prefill_requests + decode_requests,
+            in_flight_prefill_requests=prefill_requests,
+            in_flight_prefill_tokens=prefill_tokens,
+            in_flight_decode_requests=decode_requests,
+            in_flight_context_tokens=context_tokens,
             sample=self.sample,
             in_flight_at_sample=self.in_flight_at_sample,
-            backoff_until_s=self.backoff_until_s,
+            backoff_until_s=self.silent_until_s,
             drift=self.drift,
             served_requests=self.served_requests,
             last_outcome_at_s=self.last_outcome_at_s,
@@ -136,6 +169,7 @@ class Fleet:
         self._rules = HealthRules()
         self._on_transition = on_transition
         self._sequence = 0
+        self.siblings: Siblings | None = None
         self.backends: dict[str, LiveBackend] = {}
         self.retiring: list[LiveBackend] = []
         self.config_hash = ""
@@ -158,12 +192,15 @@ class Fleet:
         self.retiring = [live for live in self.retiring if live.books.requests] + gone
         for live in gone:
             live.retire()
+        if self.siblings is not None:
+            self.siblings.arrange(after.values())
 
     def view(self) -> FleetView:
         """The frozen picture for one decision."""
         self._sequence += 1
+        loads = None if self.siblings is None else self.siblings.loads()
         return FleetView(
-            backends=tuple([live.view() for live in self.backends.values()]),
+            backends=tuple([live.view(loads) for live in self.backends.values()]),
             config_hash=self.config_hash,
             sequence=self._sequence - 1,
         )
@@ -172,12 +209,18 @@ class Fleet:
         live = self.backends.get(name)
         if live is not None:
             live.sample = sample
-            live.in_flight_at_sample = live.books.requests
+            prefilling, _, decoding, _ = live.load(None if self.siblings is None else self.siblings.loads())
+            live.in_flight_at_sample = prefilling + decoding
 
-    def on_probe(self, name: str, probe: Probe) -> None:
+    def on_probe(self, name: str, probe: Probe, *, told: bool = True) -> None:
+        """Book a probe. One that a sibling made and counts is not `told` on."""
         live = self.backends.get(name)
         if live is not None:
-            self._step(live, probe)
+            self._enter(live, step_health(live.health, probe, self._clock(), self._rules), told=told)
+
+    def adopt(self, live: LiveBackend, found: Health) -> None:
+        """Take over what a sibling found out about a backend's health."""
+        self._enter(live, found, told=False)
 
     def on_outcome(self, live: LiveBackend, kind: OutcomeKind) -> None:
         """Book the end of one attempt. Also takes outcomes of backends that a reload has removed."""
@@ -221,10 +264,11 @@ class Fleet:
         for live in (*self.backends.values(), *self.retiring):
             live.pool.close()
 
-    def _step(self, live: LiveBackend, event: Probe | Outcome) -> None:
-        now = self._clock()
+    def _step(self, live: LiveBackend, event: Outcome) -> None:
+        self._enter(live, step_health(live.health, event, self._clock(), self._rules))
+
+    def _enter(self, live: LiveBackend, after: Health, *, told: bool = True) -> None:
         before = live.health
-        after = step_health(before, event, now, self._rules)
         if self.backends.get(live.spec.name) is live:
             after = hold_last_healthy(self.health_of_model(live.spec.model), live.spec.name, after, self._rules)
         live.health = after
@@ -234,5 +278,7 @@ class Fleet:
             # A request that waits for its first byte there can still be answered elsewhere, and nothing is answered
             # twice. Streams that have begun keep their own timeouts.
             live.pool.fail_waiting("health checks gave the backend up")
-        if self._on_transition is not None:
+        if self.siblings is not None:
+            self.siblings.publish(live)
+        if told and self._on_transition is not None:
             self._on_transition(live.spec.name, before, after)

@@ -16,7 +16,7 @@ from hmac import compare_digest
 from math import inf
 from types import TracebackType
 
-from router.errors import overloaded
+from router.errors import ApiError, overloaded
 
 MAX_HEADER_BYTES = 512
 DEFAULT_TENANT = "default"
@@ -175,6 +175,12 @@ class Parallel:
         return ParallelLease(self._in_flight, principal)
 
 
+def too_many(count: int, limit: int) -> ApiError:
+    """429 for a key that has as many requests in flight as it may."""
+    return overloaded(f"This API key has {count} requests in flight and may have {limit}. Wait for one to end.",
+                      RETRY_AFTER_S)
+
+
 class ParallelLease:
     """One place, taken by `take` or by entering, given back by `release` or by leaving: once, however often asked.
 
@@ -202,8 +208,7 @@ class ParallelLease:
         count = self._in_flight.get(principal.key_id, 0)
         limit = principal.max_parallel
         if limit is not None and count >= limit:
-            raise overloaded(f"This API key has {count} requests in flight and may have {limit}. Wait for one to end.",
-                             RETRY_AFTER_S)
+            raise too_many(count, limit)
         self._in_flight[principal.key_id] = count + 1
         self._taken = True
 

@@ -3,26 +3,79 @@
 A lease is a context manager around one attempt. However the attempt ends (answer, error, timeout, client gone,
 cancellation, reload), leaving the block returns exactly what entering it took. There is no other way to change the
 books, no expiry, and no decrement without its increment.
+
+Books are four cells of memory: the process's own, or those of its row in the table that worker processes share. What a
+process writes there, the others read at once, and nobody else writes it.
 """
 
 from types import TracebackType
+
+PREFILL_REQUESTS, PREFILL_TOKENS, DECODE_REQUESTS, CONTEXT_TOKENS = range(4)
+
+
+def private_cells() -> memoryview:
+    """Cells that no other process sees."""
+    return memoryview(bytearray(4 * 8)).cast("q")
 
 
 class Books:
     """In-flight work of one backend, in requests and tokens."""
 
-    __slots__ = ("context_tokens", "decode_requests", "prefill_requests", "prefill_tokens", "requests")
+    __slots__ = ("cells",)
 
-    def __init__(self) -> None:
-        self.requests = 0
-        self.prefill_requests = 0
-        self.prefill_tokens = 0
-        self.decode_requests = 0
-        self.context_tokens = 0
+    def __init__(self, cells: memoryview | None = None) -> None:
+        self.cells = private_cells() if cells is None else cells
+        """Prefilling requests and their prompt tokens, decoding requests and the tokens of their context."""
+
+    def move_to(self, cells: memoryview) -> None:
+        """Keep the books there from now on; the old cells are left empty."""
+        before, self.cells = self.cells, cells
+        for index, value in enumerate(before.tolist()):
+            cells[index] = value
+            before[index] = 0
+
+    @property
+    def requests(self) -> int:
+        return int(self.cells[PREFILL_REQUESTS] + self.cells[DECODE_REQUESTS])
+
+    @property
+    def prefill_requests(self) -> int:
+        return int(self.cells[PREFILL_REQUESTS])
+
+    @property
+    def prefill_tokens(self) -> int:
+        return int(self.cells[PREFILL_TOKENS])
+
+    @property
+    def decode_requests(self) -> int:
+        return int(self.cells[DECODE_REQUESTS])
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self.cells[CONTEXT_TOKENS])
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
-        return f"Books({fields})"
+        names = ("requests", "prefill_requests", "prefill_tokens", "decode_requests", "context_tokens")
+        return f"Books({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+
+class InFlight:
+    """Client requests that the gateway holds: this process's own, and where it has siblings, theirs."""
+
+    __slots__ = ("own",)
+
+    def __init__(self) -> None:
+        self.own = 0
+
+    def enter(self) -> None:
+        self.own += 1
+
+    def leave(self) -> None:
+        self.own -= 1
+
+    def total(self) -> int:
+        """Over all processes."""
+        return self.own
 
 
 class Lease:
@@ -42,9 +95,9 @@ class Lease:
         if self._entered:
             raise RuntimeError("a lease is taken once")
         self._entered = self._open = True
-        self._books.requests += 1
-        self._books.prefill_requests += 1
-        self._books.prefill_tokens += self._prompt_tokens
+        cells = self._books.cells
+        cells[PREFILL_REQUESTS] += 1
+        cells[PREFILL_TOKENS] += self._prompt_tokens
         return self
 
     def first_token(self) -> None:
@@ -52,20 +105,22 @@ class Lease:
         if self._decoding or not self._open:
             return
         self._decoding = True
-        books = self._books
-        books.prefill_requests -= 1
-        books.prefill_tokens -= self._prompt_tokens
-        books.decode_requests += 1
-        self._context_tokens = self._prompt_tokens
-        books.context_tokens += self._prompt_tokens
+        cells, tokens = self._books.cells, self._prompt_tokens
+        self._context_tokens = tokens
+        # Up first: who reads in between sees the request twice rather than not at all.
+        cells[DECODE_REQUESTS] += 1
+        cells[CONTEXT_TOKENS] += tokens
+        cells[PREFILL_REQUESTS] -= 1
+        cells[PREFILL_TOKENS] -= tokens
 
     def generated(self, tokens: int) -> None:
         """The stream grew by `tokens`; the first of them end the prompt."""
         if not self._open:
             return
-        self.first_token()
+        if not self._decoding:
+            self.first_token()
         self._context_tokens += tokens
-        self._books.context_tokens += tokens
+        self._books.cells[CONTEXT_TOKENS] += tokens
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -73,11 +128,10 @@ class Lease:
         if not self._open:
             return
         self._open = False
-        books = self._books
-        books.requests -= 1
+        cells = self._books.cells
         if self._decoding:
-            books.decode_requests -= 1
-            books.context_tokens -= self._context_tokens
+            cells[DECODE_REQUESTS] -= 1
+            cells[CONTEXT_TOKENS] -= self._context_tokens
         else:
-            books.prefill_requests -= 1
-            books.prefill_tokens -= self._prompt_tokens
+            cells[PREFILL_REQUESTS] -= 1
+            cells[PREFILL_TOKENS] -= self._prompt_tokens

@@ -155,6 +155,10 @@ class Reloader:
         # Shielded: whoever asked may leave, the others who share this reload may not lose it.
         return await asyncio.shield(self._waiting)
 
+    def overlook(self) -> None:
+        """Take the file as read, whatever it holds: the next reload waits for an edit."""
+        self._seen = self._fingerprint()
+
     async def _reload(self, trigger: str) -> ReloadResult:
         async with self._turn:
             self._waiting = None  # from here on the file is being read; a later trigger needs a reading of its own

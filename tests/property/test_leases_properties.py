@@ -9,7 +9,8 @@ from router.leases import Books, Lease
 
 
 def totals(books: Books) -> dict[str, int]:
-    return {name: getattr(books, name) for name in Books.__slots__}
+    names = ("requests", "prefill_requests", "prefill_tokens", "decode_requests", "context_tokens")
+    return {name: getattr(books, name) for name in names}
 
 
 class Interleaving(RuleBasedStateMachine):
