@@ -12,7 +12,7 @@ slow client slows its engine down rather than filling the router's memory.
 
 import asyncio
 import ssl
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, cast
@@ -20,8 +20,12 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from backends.addresses import Addresses, Resolve, resolve
+
 HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
+MAX_KEPT_HEADS = 64
+HeaderTuple = tuple[tuple[bytes, bytes], ...]
 
 
 class UpstreamFault(StrEnum):
@@ -93,7 +97,7 @@ class Connection(asyncio.Protocol):
     def begin(self) -> None:
         """Forget the last exchange."""
         self._parser = httptools.HttpResponseParser(self)
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._buffered_bytes = 0
         self._head_bytes = 0
         self._error: UpstreamError | None = None
@@ -235,7 +239,7 @@ class Connection(asyncio.Protocol):
                 return b""
             await self._wait(deadline_s)
         chunks = self._chunks
-        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._buffered_bytes = 0
         self.resume()
@@ -408,17 +412,19 @@ class UpstreamResponse:
 class UpstreamPool:
     """Connections to one backend."""
 
-    def __init__(self, url: str, limits: PoolLimits | None = None) -> None:
+    def __init__(self, url: str, limits: PoolLimits | None = None, *, ask: Resolve = resolve) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"not an http(s) URL: {url!r}")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
         self._port = parts.port or (443 if self._tls else 80)
+        self._addresses = Addresses(self._host, self._port, ask)
         self._path_prefix = parts.path.rstrip("/").encode("ascii")
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._authority = (host if parts.port is None else f"{host}:{parts.port}").encode("ascii")
         self._limits = limits or PoolLimits()
+        self._heads: dict[tuple[bytes, HeaderTuple], bytes] = {}
         self._idle: list[Connection] = []
         self._active: set[Connection] = set()
         self.closed = False
@@ -434,7 +440,8 @@ class UpstreamPool:
     async def post(
         self,
         path: bytes,
-        headers: list[tuple[bytes, bytes]],
+        standing_headers: HeaderTuple,
+        headers: HeaderTuple,
         body: bytes,
         *,
         connect_timeout_s: float,
@@ -442,18 +449,20 @@ class UpstreamPool:
     ) -> UpstreamResponse:
         """POST and wait for the response head. Redirects are not followed.
 
+        `standing_headers` are the same for many requests; the head with them is made once and kept.
+
         A kept-alive connection that the backend closed in the moment of its reuse is replaced once by a fresh one:
         no response byte came, so nothing can have been answered twice.
 
         Raises:
             UpstreamError: CONNECT, CONNECT_TIMEOUT, or as `Connection.wait_head`.
         """
-        head = [b"POST ", self._path_prefix, path, b" HTTP/1.1\r\nhost: ", self._authority, b"\r\n"]
-        for name, value in headers:
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"content-length: %d\r\n\r\n" % len(body))
-        head.append(body)
-        request = b"".join(head)
+        request = b"%b%bcontent-length: %d\r\n\r\n%b" % (
+            self.head(path, standing_headers),
+            b"".join([b"%b: %b\r\n" % header for header in headers]),
+            len(body),
+            body,
+        )
         connection = self._take_idle()
         if connection is not None:
             try:
@@ -463,6 +472,18 @@ class UpstreamPool:
                     raise
         connection = await self._connect(connect_timeout_s)
         return await self._exchange(connection, request, head_deadline_s)
+
+    def head(self, path: bytes, standing_headers: HeaderTuple) -> bytes:
+        """Request line, host and standing headers."""
+        key = (path, standing_headers)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= MAX_KEPT_HEADS:
+                self._heads.clear()
+            lines = [b"%b: %b\r\n" % header for header in ((b"host", self._authority), *standing_headers)]
+            head = b"POST %b%b HTTP/1.1\r\n%b" % (self._path_prefix, path, b"".join(lines))
+            self._heads[key] = head
+        return head
 
     def release(self, connection: Connection) -> None:
         """Take a connection back from its response."""
@@ -520,16 +541,33 @@ class UpstreamPool:
         return None
 
     async def _connect(self, timeout_s: float) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop), self._host, self._port, ssl=self._tls
-                )
+                return await self._connect_any(await self._addresses.find(timeout_s))
         except TimeoutError:
             raise UpstreamError(UpstreamFault.CONNECT_TIMEOUT, f"no connection within {timeout_s} s") from None
         except (OSError, UnicodeError) as error:  # refused, unreachable, no such name, TLS failure; no name at all
             raise UpstreamError(UpstreamFault.CONNECT, str(error)) from None
+
+    async def _connect_any(self, addresses: Sequence[str]) -> Connection:
+        """To the first address that takes a connection.
+
+        Raises:
+            OSError: what the last one said.
+        """
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        for address in addresses[:-1]:
+            try:
+                return await self._connect_to(loop, address, name)
+            except OSError:
+                continue
+        return await self._connect_to(loop, addresses[-1], name)
+
+    async def _connect_to(self, loop: asyncio.AbstractEventLoop, address: str, name: str | None) -> Connection:
+        _, connection = await loop.create_connection(
+            lambda: Connection(loop), address, self._port, ssl=self._tls, server_hostname=name
+        )
         return connection
 
 

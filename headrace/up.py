@@ -12,8 +12,10 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -211,6 +213,17 @@ def _signals_set(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(signum)
 
 
+def headrace_command() -> str:
+    """How to call this program again from here: by name where that finds it, else by its path."""
+    program = Path(sys.argv[0])
+    if program.name != "headrace":
+        return f"{sys.executable} -m headrace"
+    found = shutil.which("headrace")
+    if found is not None and Path(found).resolve() == program.resolve():
+        return "headrace"
+    return os.path.relpath(program)
+
+
 def gateway_ports(options: UpOptions) -> tuple[int, int]:
     """The two ports to listen on. Raises UpError where one cannot be had."""
     port = options.port or free_port(options.host)
@@ -373,7 +386,7 @@ Stream an answer:
 See which engine served and why (x-headrace-backend, x-headrace-reason):
   {curl("-i", max_tokens=48)}
 
-Watch the fleet:   headrace status{admin}
+Watch the fleet:   {headrace_command()} status{admin}
 Change routes:     edit {self.fleet_path} and save; it takes effect at once
 Logs:              {self.folder / "logs"}
 Stop all of it:    Ctrl-C

@@ -105,14 +105,44 @@ def engine_load(backend: BackendView, now: float) -> tuple[int, int, int]:
     return requests + others, decoding + others - others_waiting, others_waiting
 
 
-# Runs once per candidate of each decision, so comparisons stand where `min` and `max` would read as well: a call of
-# either costs as much as ten multiplications.
-def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
-    """The estimate of the module's formula. Total: never raises, never NaN, never negative on sane coefficients."""
+class Footing(NamedTuple):
+    """All of a backend's estimate that does not depend on the request: worked out once for each view of it.
+
+    Milliseconds and tokens, before drift; `drift_s` turns the result into seconds.
+    """
+
+    until_s: float
+    """Past this time the sample that it counts on is stale."""
+    step_ms: float
+    pace_ms: float
+    """`tpot` without the terms of the request's own context."""
+    ms_per_context_token: float
+    occupied_tokens: int
+    ahead_tokens: int
+    queue_ms: float
+    """The part of `drain` that is the same for every request: rest of the step under way, prompts ahead."""
+    slot_share: float
+    """`slot` over `D · tpot`; 0 while a slot is free."""
+    kv_usable_tokens: float
+    """Infinite where the capacity is not known."""
+    prefill_ms_per_token: float
+    half_ms_per_pair: float
+    first_token_overhead_ms: float
+    drift_s: float
+
+
+def footing(backend: BackendView, now: float) -> Footing:
+    """The backend's `Footing` now; remembered with the view."""
+    known: Footing | None = backend.memo.get("footing")
+    if known is not None and now <= known.until_s:
+        return known
+    made = backend.memo["footing"] = _footing(backend, now)
+    return made
+
+
+def _footing(backend: BackendView, now: float) -> Footing:
     spec = backend.spec
     c = spec.coefficients or ASSUMED
-    prompt = facts.prompt_tokens
-    output = facts.expected_output_tokens if facts.expected_output_tokens > 1 else 1
     requests, decoding, others_waiting = engine_load(backend, now)
     context = backend.in_flight_context_tokens
     ahead = backend.in_flight_prefill_tokens + QUEUED_PROMPT_TOKENS * others_waiting
@@ -121,35 +151,55 @@ def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
     if slots and batch > slots:
         batch = slots
         decoding = min(decoding, slots)
-
     step_ms = c.prefill_base_ms
     if decoding > 0:
-        decode_ms = c.decode_base_ms + c.decode_ms_per_seq * decoding + c.decode_ms_per_seq_token * context
-        if decode_ms > step_ms:
-            step_ms = decode_ms
+        step_ms = max(step_ms, c.decode_base_ms + c.decode_ms_per_seq * decoding + c.decode_ms_per_seq_token * context)
     step_ms += c.host_ms
-    occupied = context + ahead + prompt
-    tpot_ms = (c.host_ms + c.decode_base_ms + c.decode_ms_per_seq * batch
-               + c.decode_ms_per_seq_token * (occupied + 0.5 * output))
-
-    own_steps = -(-prompt // CHUNK_TOKENS) or 1
-    drain_ms = 0.0
+    queue_ms = slot_share = 0.0
     if requests > 0:
-        drain_ms = 0.5 * (step_ms + c.prefill_ms_per_token * min(ahead, CHUNK_TOKENS))
-        if ahead > 0:
-            drain_ms += (-(-(ahead + prompt) // CHUNK_TOKENS) - own_steps) * step_ms + ahead * (
-                c.prefill_ms_per_token + c.prefill_ms_per_pair * (0.5 * QUEUED_PROMPT_TOKENS))
+        queue_ms = 0.5 * (step_ms + c.prefill_ms_per_token * min(ahead, CHUNK_TOKENS)) + ahead * (
+            c.prefill_ms_per_token + c.prefill_ms_per_pair * (0.5 * QUEUED_PROMPT_TOKENS))
         if slots and requests >= slots:
-            drain_ms += (requests - slots + 0.5) / slots * output * tpot_ms
-    kv_capacity = c.kv_capacity_tokens
-    if kv_capacity:
-        over = occupied - KV_USABLE_RATIO * kv_capacity
-        if over > 0:
-            drain_ms += over / (KV_USABLE_RATIO * kv_capacity) * 0.5 * output * tpot_ms
-    own_ms = (own_steps * step_ms + prompt * (c.prefill_ms_per_token + c.prefill_ms_per_pair * 0.5 * prompt)
-              + c.first_token_overhead_ms)
+            slot_share = (requests - slots + 0.5) / slots
+    sample = backend.sample
+    fresh_until_s = inf
+    if sample is not None and sample.age_s(now) <= SAMPLE_FRESH_S:
+        fresh_until_s = sample.taken_at_s + SAMPLE_FRESH_S
+    return Footing(
+        until_s=fresh_until_s,
+        step_ms=step_ms,
+        pace_ms=c.host_ms + c.decode_base_ms + c.decode_ms_per_seq * batch,
+        ms_per_context_token=c.decode_ms_per_seq_token,
+        occupied_tokens=context + ahead,
+        ahead_tokens=ahead if requests > 0 else 0,
+        queue_ms=queue_ms,
+        slot_share=slot_share,
+        kv_usable_tokens=KV_USABLE_RATIO * c.kv_capacity_tokens if c.kv_capacity_tokens else inf,
+        prefill_ms_per_token=c.prefill_ms_per_token,
+        half_ms_per_pair=0.5 * c.prefill_ms_per_pair,
+        first_token_overhead_ms=c.first_token_overhead_ms,
+        drift_s=bounded_drift(backend) / 1000.0,
+    )
 
-    drift_s = bounded_drift(backend) / 1000.0
+
+# Runs once per candidate of each decision, so comparisons stand where `min` and `max` would read as well: a call of
+# either costs as much as ten multiplications.
+def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
+    """The estimate of the module's formula. Total: never raises, never NaN, never negative on sane coefficients."""
+    (_, step_ms, pace_ms, ms_per_context_token, occupied, ahead, drain_ms, slot_share, kv_usable, ms_per_token,
+     half_ms_per_pair, overhead_ms, drift_s) = footing(backend, now)
+    prompt = facts.prompt_tokens
+    output = facts.expected_output_tokens if facts.expected_output_tokens > 1 else 1
+    occupied += prompt
+    tpot_ms = pace_ms + ms_per_context_token * (occupied + 0.5 * output)
+    own_steps = -(-prompt // CHUNK_TOKENS) or 1
+    if ahead:
+        drain_ms += (-(-(ahead + prompt) // CHUNK_TOKENS) - own_steps) * step_ms
+    if slot_share:
+        drain_ms += slot_share * output * tpot_ms
+    if occupied > kv_usable:
+        drain_ms += (occupied - kv_usable) / kv_usable * 0.5 * output * tpot_ms
+    own_ms = own_steps * step_ms + prompt * (ms_per_token + half_ms_per_pair * prompt) + overhead_ms
     drain_s = drain_ms * drift_s
     ttft_s = drain_s + own_ms * drift_s
     tpot_s = tpot_ms * drift_s

@@ -86,15 +86,11 @@ def _priced(pipeline: Pipeline, facts: RequestFacts, view: BackendView, now: flo
         return Priced(view, 0.0)
     estimate = predict(facts, view, now)
     share = view.spec.weight * view.health.ramp(now)
-    price = 0.0
-    terms = []
-    for part in prices:
-        # A weight of 0 drains and never gets here from a fleet file; one that does is dearer than anything.
-        term = part(facts, view, estimate, now) / share if share > 0.0 else inf
-        price += term
-        terms.append((part.name, term))
+    # A weight of 0 drains and never gets here from a fleet file; one that does is dearer than anything.
+    terms = [(part.name, part(facts, view, estimate, now) / share if share > 0.0 else inf) for part in prices]
+    price = sum([term for _, term in terms])
     late_s = lateness_s(facts, estimate, margin) if margin is not None else 0.0
-    return Priced(view, price if price == price else inf, tuple(terms), late_s if late_s == late_s else inf)
+    return Priced(view, price if price == price else inf, tuple(terms), late_s if late_s == late_s else inf, estimate)
 
 
 def _nobody(rejected: tuple[Rejected, ...]) -> str:

@@ -8,7 +8,7 @@ what the prices are made of.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from backends.catalog.views import BackendView, FleetView
 from policies.estimate import Estimate
@@ -22,15 +22,19 @@ class Rng(Protocol):
     def randrange(self, stop: int, /) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A candidate with its price, split into its terms (all in the money unit of the fleet file)."""
+class Priced(NamedTuple):
+    """A candidate with its price, split into its terms (all in the money unit of the fleet file).
+
+    A tuple, since a decision makes one of each candidate: a quarter of a frozen dataclass's cost.
+    """
 
     backend: BackendView
     price: float
     terms: tuple[tuple[str, float], ...] = ()
     late_s: float = 0.0
     """Predicted seconds over the caller's budget; 0 where it is kept or none was given."""
+    estimate: Estimate | None = None
+    """What late and price rest on; `None` where the pipeline predicts nothing."""
 
 
 class Filter(Protocol):

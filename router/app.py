@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -147,6 +148,7 @@ async def serve(
         with contextlib.ExitStack() as handlers:
             async with running(config_path, host=host, port=port, drain_s=drain_s, seat=seat) as process:
                 _handle_signals(process, stopped, handlers, terminates=stop is None)
+                _spare_the_collector()
                 if ready is not None:
                     ready(process)
                 await stopped.wait()
@@ -154,6 +156,13 @@ async def serve(
         print(f"headrace: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _spare_the_collector() -> None:
+    """What stands now lives as long as the process, and requests leave hardly a cycle: look for garbage less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @dataclass(frozen=True, slots=True)

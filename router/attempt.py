@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.catalog.health import OutcomeKind
-from backends.upstream import UpstreamError, UpstreamFault, UpstreamResponse
+from backends.upstream import HeaderTuple, UpstreamError, UpstreamFault, UpstreamResponse
 from policies.attempts import Failure, FailureCause, backoff_until_s
 from router.decision_record import Tried
 from router.errors import ERROR_TYPES, bad_gateway, gateway_timeout
@@ -45,6 +45,14 @@ STATUSES = {
     503: FailureCause.STATUS_503,
     504: FailureCause.STATUS_504,
 }
+WHOLE_HEADERS = (
+    (b"content-type", b"application/json"), (b"accept", b"application/json"), (b"accept-encoding", b"identity"),
+    (b"user-agent", b"headrace"),
+)  # fmt: skip
+STREAM_HEADERS = (
+    (b"content-type", b"application/json"), (b"accept", b"text/event-stream"), (b"accept-encoding", b"identity"),
+    (b"user-agent", b"headrace"),
+)  # fmt: skip
 BROKEN_OFF = {
     OutcomeKind.TRUNCATED: FailureCause.TRUNCATED,
     OutcomeKind.TIMEOUT: FailureCause.INTER_TOKEN_TIMEOUT,
@@ -120,7 +128,7 @@ class Attempt:
         if failure is not None:
             silent_until_s = backoff_until_s(failure)
             if silent_until_s is not None:
-                live.backoff_until_s = max(live.backoff_until_s, silent_until_s)
+                live.rest_until(silent_until_s, asked=failure.retry_after_s is not None)
         elif kind is OutcomeKind.SUCCESS:
             self._learn(live)
         return failure
@@ -149,21 +157,16 @@ class Attempt:
         timeouts, request = self._timeouts, self._request
         now = self._clock()
         head_s = timeouts.first_token_s if request.facts.stream else timeouts.total_s
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"accept", b"text/event-stream" if request.facts.stream else b"application/json"),
-            (b"accept-encoding", b"identity"),
-            (b"user-agent", b"headrace"),
-            (b"x-request-id", request.request_id.encode("ascii")),
-        ]
+        standing: HeaderTuple = STREAM_HEADERS if request.facts.stream else WHOLE_HEADERS
         if live.spec.api_key is not None:
-            headers.append((b"authorization", b"Bearer " + live.spec.api_key.encode("ascii")))
+            standing = (*standing, (b"authorization", b"Bearer " + live.spec.api_key.encode("ascii")))
         body = request.body_for(live.spec.served_model_name)
         started = self._clock()
         try:
             return await live.pool.post(
                 request.endpoint.value.encode("ascii"),
-                headers,
+                standing,
+                ((b"x-request-id", request.request_id.encode("ascii")),),
                 body,
                 connect_timeout_s=timeouts.connect_s,
                 head_deadline_s=min(now + head_s, self.deadline_s),
@@ -192,6 +195,7 @@ class Attempt:
             progress=exchange.progress,
             clock=self._clock,
             own_headers=self._own_headers,
+            heartbeat_s=timeouts.heartbeat_s,
         )
         if is_event_stream(response):
             request = self._request

@@ -155,8 +155,8 @@ class DecisionRecord(msgspec.Struct, gc=False):
 def record_of(settled: SettledRequest, wall_offset_s: float) -> DecisionRecord:
     """The record of one request; `wall_offset_s` is what makes Unix time of its monotonic times.
 
-    The prediction for each candidate is made again from what the decision saw: `policies.estimate.predict` is pure,
-    so it comes out as it did then, and the request's path is spared from carrying it.
+    Where the policy predicted nothing (a baseline), the prediction for each candidate is made here from what the
+    decision saw: `policies.estimate.predict` is pure.
     """
     facts, decision = settled.facts, settled.decision
     chosen = decision.chosen if decision is not None else None
@@ -164,7 +164,7 @@ def record_of(settled: SettledRequest, wall_offset_s: float) -> DecisionRecord:
     expected: Estimate | None = None
     if decision is not None and facts is not None:
         for entry in _listed(decision):
-            estimate = predict(facts, entry.backend, settled.decided_at_s)
+            estimate = entry.estimate or predict(facts, entry.backend, settled.decided_at_s)
             candidates.append(_candidate(entry, estimate))
             if entry.backend is chosen:
                 expected = estimate

@@ -112,9 +112,10 @@ class Dispatcher:
         retries = generation.config.retries
         rules = AttemptRules(max_attempts=retries.max_attempts)
         # Ratio and floor follow the configuration, the tokens saved so far do not start anew with it.
-        self._retry_budget = replace(
-            self._retry_budget, ratio=retries.budget_ratio, floor_per_s=retries.budget_floor_per_s
-        ).deposit()
+        budget = self._retry_budget
+        if budget.ratio != retries.budget_ratio or budget.floor_per_s != retries.budget_floor_per_s:
+            budget = replace(budget, ratio=retries.budget_ratio, floor_per_s=retries.budget_floor_per_s)
+        self._retry_budget = budget.deposit()
         attempt = Attempt(self._fleet, self._metrics, exchange, request, client, clock=self._clock)
         failures: tuple[Failure, ...] = ()
         facts = request.facts
@@ -163,4 +164,6 @@ class Dispatcher:
             message = "The prompt and the requested output do not fit the context of any backend."
             return ApiError(400, "context_length_exceeded", message, param="messages")
         retry_after_s = self._fleet.back_in_s(self._clock())
+        if Rejection.SILENCE_ASKED in serving:
+            return overloaded("All backends are at their limits. Try again when it is time.", retry_after_s)
         return no_backend("No backend can take the request now. Try again shortly.", retry_after_s)

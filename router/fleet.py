@@ -29,6 +29,7 @@ from router.leases import Books, Lease
 
 EWMA_WEIGHT = 0.1
 MAX_TOKENS_PER_BYTE = 1.0
+BOOK_SUCCESSES_EVERY_S = 0.1
 MIN_TOKENS_FOR_DRIFT = 8
 """A shorter stream says more of its start than of its pace."""
 
@@ -63,10 +64,15 @@ class LiveBackend:
         self.drained_by_hand = False
         self.retired = False
         self.silent_until_s = 0.0
+        self.silence_asked_until_s = 0.0
         self.drift = 1.0
         self.ttft_ewma_s: float | None = None
         self.served_requests = 0
+        self.unbooked_successes = 0
+        """Successes that the health machine has not been told of yet (`Fleet.on_outcome`)."""
         self.failed_requests = 0
+        self._view: BackendView | None = None
+        self._viewed: tuple[object, ...] = ()
         self.last_outcome_at_s: float | None = None
 
     @property
@@ -84,13 +90,28 @@ class LiveBackend:
         if self.siblings is not None:
             self.siblings.publish(self)
 
+    def rest_until(self, until_s: float, *, asked: bool) -> None:
+        """Leave it alone until then; `asked` where it named that time itself."""
+        self.backoff_until_s = max(self.backoff_until_s, until_s)
+        if asked:
+            self.silence_asked_until_s = max(self.silence_asked_until_s, until_s)
+
     def load(self, loads: Sequence[int] | None = None) -> Sequence[int]:
         """What is in flight there, in the order of `Books.cells`: by its own books, or out of the sum over all."""
         start = 4 * self.slot
         return self.books.cells.tolist() if loads is None or start < 0 else loads[start : start + 4]
 
     def view(self, loads: Sequence[int] | None = None) -> BackendView:
-        prefill_requests, prefill_tokens, decode_requests, context_tokens = self.load(loads)
+        """Its frozen picture. One that has not changed is given out again, with what was worked out of it."""
+        load = self.load(loads)
+        seen = (load, self.spec, self.health, self.sample, self.served_requests, self.last_outcome_at_s,
+                self.silent_until_s, self.silence_asked_until_s, self.drift, self.drained_by_hand)  # fmt: skip
+        if self._view is None or seen != self._viewed:
+            self._view, self._viewed = self._make_view(load), seen
+        return self._view
+
+    def _make_view(self, load: Sequence[int]) -> BackendView:
+        prefill_requests, prefill_tokens, decode_requests, context_tokens = load
         return BackendView(
             spec=self.spec,
             health=self.health,
@@ -103,6 +124,7 @@ class LiveBackend:
             sample=self.sample,
             in_flight_at_sample=self.in_flight_at_sample,
             backoff_until_s=self.silent_until_s,
+            silence_asked_until_s=self.silence_asked_until_s,
             drift=self.drift,
             served_requests=self.served_requests,
             last_outcome_at_s=self.last_outcome_at_s,
@@ -216,6 +238,7 @@ class Fleet:
         """Book a probe. One that a sibling made and counts is not `told` on."""
         live = self.backends.get(name)
         if live is not None:
+            self._book_successes(live)
             self._enter(live, step_health(live.health, probe, self._clock(), self._rules), told=told)
 
     def adopt(self, live: LiveBackend, found: Health) -> None:
@@ -225,18 +248,28 @@ class Fleet:
     def on_outcome(self, live: LiveBackend, kind: OutcomeKind) -> None:
         """Book the end of one attempt. Also takes outcomes of backends that a reload has removed."""
         if kind is OutcomeKind.SUCCESS:
+            now = self._clock()
             live.served_requests += 1
-            live.last_outcome_at_s = self._clock()
-        elif kind not in (OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED):
+            live.last_outcome_at_s = now
+            live.unbooked_successes += 1
+            health = live.health
+            # Successes in a row change nothing but counts, so on a backend that is well they are told together.
+            if (health.state is HealthState.HEALTHY and not health.held and not health.failures
+                    and now - health.recent_at_s < BOOK_SUCCESSES_EVERY_S):  # fmt: skip
+                return
+            self._book_successes(live)
+            return
+        if kind not in (OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED):
             live.failed_requests += 1
             live.last_outcome_at_s = self._clock()
+        self._book_successes(live)
         self._step(live, Outcome(kind))
 
     def observe_prompt(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """Learn how many tokens a byte of this model's prompts is."""
         if prompt_bytes < 32 or prompt_tokens <= 0:
             return
-        # A byte is at most about a token; an engine that counts otherwise must not talk every prompt out of its context.
+        # A byte is at most about a token; an engine that counts otherwise must not talk prompts out of its context.
         seen = min(MAX_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes)
         known = self.tokens_per_byte.get(model, seen)
         self.tokens_per_byte[model] = known + EWMA_WEIGHT * (seen - known)
@@ -264,12 +297,17 @@ class Fleet:
         for live in (*self.backends.values(), *self.retiring):
             live.pool.close()
 
+    def _book_successes(self, live: LiveBackend) -> None:
+        count, live.unbooked_successes = live.unbooked_successes, 0
+        if count:
+            self._step(live, Outcome(OutcomeKind.SUCCESS, count))
+
     def _step(self, live: LiveBackend, event: Outcome) -> None:
         self._enter(live, step_health(live.health, event, self._clock(), self._rules))
 
     def _enter(self, live: LiveBackend, after: Health, *, told: bool = True) -> None:
         before = live.health
-        if self.backends.get(live.spec.name) is live:
+        if before.in_service and not after.in_service and self.backends.get(live.spec.name) is live:
             after = hold_last_healthy(self.health_of_model(live.spec.model), live.spec.name, after, self._rules)
         live.health = after
         if after.state is before.state:

@@ -18,6 +18,8 @@ from router.sse import EventTooLargeError, ModelNameEdit, StreamReader, Usage
 
 TAIL_S = 1.0
 """How long the end of the body may take after the engine has said all it will."""
+HEARTBEAT = b": keep-alive\n\n"
+"""A comment: no client's parser makes an event of it (WHATWG HTML §9.2.6)."""
 UNREAD_S = 10.0
 """How long past its end an answer waits for a client that does not read; the connection gives it up sooner."""
 RELAYED_HEADERS = frozenset((
@@ -90,6 +92,10 @@ class Relay:
     progress: Progress
     clock: Callable[[], float]
     own_headers: Callable[[], Headers]
+    heartbeat_s: float | None = None
+    """Silence before a stream's first token after which a comment is sent, so that nothing between here and the client
+    takes the connection for dead; `None` for never. The first one commits the answer to this backend: the status is its
+    2xx from then on, no other backend can take over, and a failure can only be told inside the stream."""
 
     async def whole(self, edit: ModelNameEdit, max_bytes: int) -> Ending:
         """Relay a body that is not a stream of events: read whole, then sent with its length.
@@ -127,6 +133,7 @@ class Relay:
             ending = Ending.TIMEOUT if error.fault is UpstreamFault.TIMEOUT else Ending.TRUNCATED
             self._tell_truncated(ending)
         finally:
+            flow.stop_beating()
             self.client.feed_from(None)
             self.progress.usage = reader.usage
         return ending
@@ -171,7 +178,9 @@ class Relay:
 class _Flow:
     """A stream of events passing through: called by the backend's socket, writes to the client's."""
 
-    __slots__ = ("_began_at_s", "_held", "_paused", "_reader", "_relay", "_told", "ended")
+    __slots__ = (
+        "_began_at_s", "_heartbeat", "_held", "_loop", "_paused", "_reader", "_relay", "_told", "_wrote_at_s", "ended",
+    )  # fmt: skip
 
     def __init__(self, relay: Relay, reader: StreamReader) -> None:
         self._relay = relay
@@ -182,7 +191,12 @@ class _Flow:
         self._paused = False
         self._told = False
         """The client has its end; what the backend still sends is waited for, since its connection is worth it."""
-        self.ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[Ending] = self._loop.create_future()
+        self._wrote_at_s = self._began_at_s
+        self._heartbeat: asyncio.TimerHandle | None = None
+        if relay.heartbeat_s is not None:
+            self._heartbeat = self._loop.call_later(relay.heartbeat_s, self._beat, relay.heartbeat_s)
 
     # --- upstream.Sink ----------------------------------------------------------------------------------------------
 
@@ -204,8 +218,7 @@ class _Flow:
             out = self._held = self._held + out
             if reader.data_events == 0:
                 return
-            progress.waited_s += now - self._began_at_s
-            relay.start(relayed_headers(relay.response))
+            self._start(now)
         if reader.done and reader.complete and not reader.failed:
             # Clients hang up on `[DONE]`, so it is the end for them.
             relay.client.finish(out)
@@ -214,6 +227,7 @@ class _Flow:
             return
         if out:
             relay.client.write(out)
+            self._wrote_at_s = now
         if now > relay.deadlines.total_s:
             self.fail(UpstreamError(UpstreamFault.TIMEOUT, "the answer takes longer than its total timeout"))
         elif reader.failed:
@@ -237,8 +251,7 @@ class _Flow:
             return
         if not relay.progress.started:
             rest = self._held + rest
-            relay.progress.waited_s += relay.clock() - self._began_at_s
-            relay.start(relayed_headers(relay.response))
+            self._start(relay.clock())
         relay.client.finish(rest)
         self._end(Ending.ENGINE_ERROR if reader.failed else Ending.COMPLETE)
 
@@ -271,6 +284,39 @@ class _Flow:
     def _expect_by(self, deadline_s: float) -> None:
         if not self._paused:
             self._relay.response.set_deadline(min(deadline_s, self._relay.deadlines.total_s))
+
+    def _start(self, now: float) -> None:
+        self._relay.progress.waited_s += now - self._began_at_s
+        self._relay.start(relayed_headers(self._relay.response))
+
+    # --- heartbeat --------------------------------------------------------------------------------------------------
+
+    def stop_beating(self) -> None:
+        """The answer has ended."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    def _beat(self, every_s: float) -> None:
+        """One timer for the whole prefill: it looks at the last write when it fires."""
+        if self._told or self.ended.done() or self._relay.progress.first_token_at_s is not None:
+            return
+        now = self._relay.clock()
+        due_s = self._wrote_at_s + every_s - now
+        if due_s <= 0.0:
+            due_s = every_s
+            if not self._paused:  # a client that does not read has bytes enough on their way to it
+                self._send_heartbeat(now)
+        self._heartbeat = self._loop.call_later(due_s, self._beat, every_s)
+
+    def _send_heartbeat(self, now: float) -> None:
+        # What has been relayed so far ends with a whole event, so a comment may stand here.
+        out = HEARTBEAT
+        if not self._relay.progress.started:
+            out = self._held + HEARTBEAT
+            self._start(now)
+        self._relay.client.write(out)
+        self._wrote_at_s = now
 
     def _end(self, ending: Ending) -> None:
         if not self.ended.done():

@@ -3,12 +3,17 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
+from router import app
 from router.app import Running, running
+from router.hotprotocol import protocol_for
+from router.wire import WireLimits
 from tests.scripted_backend import ScriptedBackend
 
 MODEL = "chat-large"
@@ -46,13 +51,22 @@ def write_fleet(path: Path, document: Mapping[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    folder: Path, backends: Sequence[ScriptedBackend | Mapping[str, Any]], *, drain_s: float = 2.0, **sections: Any
+    folder: Path,
+    backends: Sequence[ScriptedBackend | Mapping[str, Any]],
+    *,
+    drain_s: float = 2.0,
+    wire: WireLimits | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Running]:
-    """A running gateway on free ports; its fleet file is `folder/fleet.yaml`."""
+    """A running gateway on free ports; its fleet file is `folder/fleet.yaml`. `wire` replaces its limits."""
     path = folder / "fleet.yaml"
     write_fleet(path, fleet_document(backends, **sections))
-    async with running(path, drain_s=drain_s) as process:
-        yield process
+    with contextlib.ExitStack() as patched:
+        if wire is not None:
+            limited = partial(protocol_for, limits=wire)
+            patched.enter_context(patch.object(app, "protocol_for", lambda dispatcher, _: limited(dispatcher)))
+        async with running(path, drain_s=drain_s) as process:
+            yield process
 
 
 @contextlib.asynccontextmanager

@@ -103,6 +103,10 @@ class ScriptedBackend:
         self.url = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def open_connections(self) -> int:
+        return len(self._tasks)
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedBackend"]:
         server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=2**26)

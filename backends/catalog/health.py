@@ -86,9 +86,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one request on this backend."""
+    """The end of one request on this backend, or of several that ended alike one after the other."""
 
     kind: OutcomeKind
+    count: int = 1
+    """More than 1 for SUCCESS only: successes in a row change nothing but counts, so they may come together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,9 @@ class Health:
 
     def accepts(self, in_flight_requests: int, now: float) -> bool:
         """Whether one more request may go there, given how many this router has there already."""
+        state = self.state
+        if state is HealthState.HEALTHY:  # time changes nothing about it, and it is what decisions mostly meet
+            return True
         state = self.at(now).state
         if state is HealthState.HALF_OPEN:
             return in_flight_requests < self.rules.trial_requests
@@ -198,6 +203,8 @@ class Health:
 
         A half-open backend has 1: `accepts` already bounds its trials, and a trial that never comes ends nothing.
         """
+        if self.state is HealthState.HEALTHY and not self.held:
+            return 1.0
         health = self.at(now)
         floor = min(1.0, max(1e-3, self.rules.slow_start_floor))
         if health.held:
@@ -229,7 +236,7 @@ def step_health(health: Health, event: Probe | Outcome, now: float, rules: Healt
     if isinstance(event, Probe):
         return _good_probe(health, now) if event.ok else _bad_probe(health, event, now)
     if event.kind is OutcomeKind.SUCCESS:
-        return _success(health, now)
+        return _success(health, event.count, now)
     if event.kind in COUNTED:
         return _failure(health, event.kind, now)
     return health
@@ -290,8 +297,9 @@ def _vouched(health: Health, now: float) -> bool:
     return health.last_success_s is not None and now - health.last_success_s < health.rules.traffic_vouches_s
 
 
-def _success(health: Health, now: float) -> Health:
-    health = _remember(replace(health, failures=0, silent_failures=0, last_success_s=now), 0.0, now)
+def _success(health: Health, count: int, now: float) -> Health:
+    health = replace(health, failures=0, silent_failures=0, last_success_s=now)
+    health = _remember(health, float(count), 0.0, now)
     if health.held:
         health = replace(health, held=False, cause=Cause.NONE, detail="", probe_failures=0)
     match health.state:
@@ -309,7 +317,7 @@ def _success(health: Health, now: float) -> Health:
 def _failure(health: Health, kind: OutcomeKind, now: float) -> Health:
     silent = health.silent_failures + 1 if kind in SILENT else 0
     health = replace(health, failures=health.failures + 1, silent_failures=silent, last_success_s=None)
-    health = _remember(health, 1.0, now)
+    health = _remember(health, 1.0, 1.0, now)
     if health.state in (HealthState.EJECTED, HealthState.UNHEALTHY):
         return health  # a straggler, sent before it was taken out
     cause = _ejection_cause(health, kind)
@@ -336,9 +344,9 @@ def _ejection_cause(health: Health, kind: OutcomeKind) -> Cause:
     return Cause.NONE
 
 
-def _remember(health: Health, failed: float, now: float) -> Health:
-    """Add one request to exponentially decayed counts: a sliding ratio in three numbers."""
+def _remember(health: Health, requests: float, failed: float, now: float) -> Health:
+    """Add requests to exponentially decayed counts: a sliding ratio in three numbers."""
     window_s = health.rules.failure_window_s
     keep = exp(-max(0.0, now - health.recent_at_s) / window_s) if window_s > 0 else 0.0
-    return replace(health, recent_requests=health.recent_requests * keep + 1.0,
+    return replace(health, recent_requests=health.recent_requests * keep + requests,
                    recent_failures=health.recent_failures * keep + failed, recent_at_s=max(now, health.recent_at_s))

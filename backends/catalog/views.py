@@ -1,6 +1,7 @@
 """The frozen picture that a decision is made on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from backends.catalog.health import Health
 from backends.catalog.sample import LoadSample
@@ -28,11 +29,16 @@ class BackendView:
     """This router's own `in_flight_requests` when the sample was taken: what it counts beyond these is others' load."""
     backoff_until_s: float = 0.0
     """The backend asked for silence until then (`Retry-After` on 429 or 503); 0 where it did not."""
+    silence_asked_until_s: float = 0.0
+    """The same where it named the time itself: until then nobody is sent there, whatever else is left."""
     drift: float = 1.0
     """Observed over predicted time, learned online; 1 where nothing is known."""
     served_requests: int = 0
     """Requests completed since this router knows the backend."""
     last_outcome_at_s: float | None = None
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What pure functions have worked out of this view alone, so that the next decision on it need not. No part of the
+    value: a copy starts with an empty one."""
 
 
 @dataclass(frozen=True, slots=True)

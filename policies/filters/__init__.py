@@ -11,7 +11,9 @@ class Rejection(StrEnum):
     UNHEALTHY = "unhealthy"
     CONTEXT_TOO_SMALL = "context_too_small"
     BACKING_OFF = "backing_off"
-    """It asked for silence (`Retry-After`) and the time is not over."""
+    """It was overloaded a moment ago, and named no time."""
+    SILENCE_ASKED = "silence_asked"
+    """It named the time until when it wants none, and the time is not over."""
     ALREADY_TRIED = "already_tried"
     """It failed this very request before."""
 

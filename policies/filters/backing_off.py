@@ -1,7 +1,8 @@
-"""A backend that answered 429 or 503 with `Retry-After` is left alone until then, while another can serve.
+"""A backend that answered 429 or 503 is left alone for a while.
 
-Where no other can, the request goes to it all the same: it may have recovered early, and its own refusal tells the
-client more than ours would.
+Where it named the time (`Retry-After`), nobody is sent there before, whatever else is left: asking sooner is what the
+limit is there to stop. Where it named none, the silence is the router's own idea and gives way to a request that no
+other backend can take.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from policies.filters import Rejection
 
 @dataclass(frozen=True, slots=True)
 class BackingOff:
-    """Passes over backends that asked for silence, unless nothing else is left."""
+    """Passes over backends that were overloaded a moment ago; for as long as they asked, without exception."""
 
     name: ClassVar[str] = "backing_off"
 
     def __call__(self, facts: RequestFacts, backend: BackendView, fleet: FleetView, now: float) -> str | None:
+        if now < backend.silence_asked_until_s:
+            return Rejection.SILENCE_ASKED
         return Rejection.BACKING_OFF if now < backend.backoff_until_s else None

@@ -32,17 +32,31 @@ class RequestCost:
         at_least=1)
 
     def __call__(self, facts: RequestFacts, backend: BackendView, estimate: Estimate, now: float) -> float:
+        key = ("request_cost", self.reference_batch)
+        rates = backend.memo.get(key)
+        if rates is None:
+            rates = backend.memo[key] = self._rates(backend)
+        once, per_prompt_token, per_pair, per_output_token, per_context_token = rates
+        prompt = facts.prompt_tokens
+        output = facts.expected_output_tokens if facts.expected_output_tokens > 1 else 1
+        cost: float = (once + prompt * (per_prompt_token + per_pair * prompt)
+                       + output * (per_output_token + per_context_token * (prompt + 0.5 * output)))
+        return cost
+
+    def _rates(self, backend: BackendView) -> tuple[float, float, float, float, float]:
+        """Money: once, a prompt token, a prompt token squared, an output token, an output token and context token."""
         spec = backend.spec
         if spec.price_per_hour == 0:
-            return 0.0
+            return 0.0, 0.0, 0.0, 0.0, 0.0
         c = spec.coefficients or ASSUMED
-        prompt = facts.prompt_tokens
-        output = max(1, facts.expected_output_tokens)
         sharing = self.reference_batch
         if spec.slots and spec.slots < sharing:
             sharing = spec.slots
-        prefill_ms = (prompt * (c.prefill_ms_per_token + c.prefill_ms_per_pair * 0.5 * prompt)
-                      + (c.host_ms + c.prefill_base_ms) / sharing)
-        decode_ms = output * (c.decode_ms_per_seq + (c.host_ms + c.decode_base_ms) / sharing
-                              + c.decode_ms_per_seq_token * (prompt + 0.5 * output))
-        return spec.price_per_hour * bounded_drift(backend) * (prefill_ms + decode_ms) / 3_600_000.0
+        per_ms = spec.price_per_hour * bounded_drift(backend) / 3_600_000.0
+        return (
+            per_ms * (c.host_ms + c.prefill_base_ms) / sharing,
+            per_ms * c.prefill_ms_per_token,
+            per_ms * c.prefill_ms_per_pair * 0.5,
+            per_ms * (c.decode_ms_per_seq + (c.host_ms + c.decode_base_ms) / sharing),
+            per_ms * c.decode_ms_per_seq_token,
+        )

@@ -253,8 +253,25 @@ async def test_p32_the_client_is_told_the_smallest_wait(tmp_path: Path) -> None:
         for first, second, least in cases:
             waits.update({address(one): first, address(two): second})
             for live in process.gateway.fleet.backends.values():
-                live.backoff_until_s = 0.0
+                live.backoff_until_s = live.silence_asked_until_s = 0.0
             answer = await client.post(CHAT_PATH, json=chat())
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) in least, (first, second)
             assert answer.headers.get_list("retry-after") == [answer.headers["retry-after"]]
+
+
+async def test_p32_a_backend_that_asked_for_silence_gets_it_though_no_other_is_left(tmp_path: Path) -> None:
+    async def limited(request: Received) -> None:
+        await request.answer(429, {"error": {"message": "slow down"}}, retry_after="30")
+
+    async with (
+        ScriptedBackend(limited).serving() as one,
+        ScriptedBackend(limited).serving() as two,
+        gateway(tmp_path, [one, two]) as process,
+        client_of(process) as client,
+    ):
+        for _ in range(5):
+            answer = await client.post(CHAT_PATH, json=chat())
+            assert answer.status_code == 429
+            assert 25 <= int(answer.headers["retry-after"]) <= 30
+        assert len(one.requests) == len(two.requests) == 1

@@ -289,3 +289,25 @@ async def test_an_answer_of_one_client_never_reaches_another(tmp_path: Path) -> 
         for start in range(0, 300, 20):
             await asyncio.gather(*[ask(number) for number in range(start, start + 20)])
         await eventually(lambda: at_rest(process))
+
+
+async def test_p26_no_origin_is_let_in_and_a_preflight_opens_nothing(tmp_path: Path) -> None:
+    """Browsers of other origins are not served: no configuration opens this, so no preflight gets a yes."""
+    async with (
+        ScriptedBackend().serving() as backend,
+        gateway(tmp_path, [backend]) as process,
+        client_of(process) as client,
+    ):
+        preflight = {"origin": "https://a.example", "access-control-request-method": "POST",
+                     "access-control-request-headers": "authorization"}  # fmt: skip
+        routes = {CHAT_PATH: "POST", "/v1/completions": "POST", "/v1/embeddings": "POST", "/v1/models": "GET, HEAD"}
+        for path, allowed in routes.items():
+            answer = await client.options(path, headers=preflight)
+            assert answer.status_code == 405
+            assert sorted(answer.headers["allow"].split(", ")) == sorted(allowed.split(", "))
+            assert answer.json()["error"]["code"] == "method_not_allowed"
+            assert [name for name in answer.headers if name.startswith("access-control-")] == []
+        served = await client.post(CHAT_PATH, json=chat(), headers={"origin": "https://a.example"})
+        assert served.status_code == 200
+        assert [name for name in served.headers if name.startswith("access-control-")] == []
+        assert len(backend.requests) == 1

@@ -111,7 +111,7 @@ async def two_machines() -> AsyncIterator[tuple[int, Machine, Machine]]:
 
 async def post(pool: UpstreamPool) -> bytes:
     deadline_s = asyncio.get_running_loop().time() + 5
-    async with await pool.post(b"/x", [], b"", connect_timeout_s=1, head_deadline_s=deadline_s) as response:
+    async with await pool.post(b"/x", (), (), b"", connect_timeout_s=1, head_deadline_s=deadline_s) as response:
         return await response.read_all(deadline_s, 100)
 
 

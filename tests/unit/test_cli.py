@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.status import AdminError, fetch_fleet, layout, request_reload, show_status
 
-COMMANDS = ["up", "serve", "check", "status", "reload", "loadtest", "fake-engine", "version"]
+COMMANDS = ["up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "fake-engine", "version"]
 FLEET: dict[str, Any] = {
     "config_hash": "0123456789ab", "policy": "headrace",
     "backends": [
@@ -83,15 +83,22 @@ def test_help_names_every_command_with_a_whole_sentence() -> None:
         assert "..." not in line
 
 
+def leaves() -> Iterator[tuple[str, Any]]:
+    """Every command by its whole name, those of groups too."""
+    for name, command in get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+        children = getattr(command, "commands", {})
+        yield from ((f"{name} {child}", inner) for child, inner in children.items()) if children else [(name, command)]
+
+
 def test_each_command_takes_json() -> None:
-    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
-    assert sorted(commands) == sorted(COMMANDS)
+    commands = dict(leaves())
+    assert sorted({name.partition(" ")[0] for name in commands}) == sorted(COMMANDS)
     for name, command in commands.items():
         assert any("--json" in parameter.opts for parameter in command.params), name
 
 
 def test_each_option_says_what_it_is() -> None:
-    for name, command in get_command(cli.app).commands.items():  # type: ignore[attr-defined]
+    for name, command in leaves():
         for parameter in command.params:
             if parameter.param_type_name == "option":
                 assert parameter.help, f"{name} {parameter.opts}"

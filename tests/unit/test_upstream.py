@@ -114,7 +114,7 @@ async def post(
 ) -> tuple[int, bytes]:
     """One exchange to its end."""
     async with await pool.post(
-        PATH, [(b"x-a", b"b")], body, connect_timeout_s=5.0, head_deadline_s=in_s(head_s)
+        PATH, (), ((b"x-a", b"b"),), body, connect_timeout_s=5.0, head_deadline_s=in_s(head_s)
     ) as response:
         return response.status, await response.read_all(in_s(read_s), 64 * 1024 * 1024)
 
@@ -475,7 +475,7 @@ async def test_progress_moves_the_deadline() -> None:
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, [], b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
+        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
             received = b""
             while data := await response.read(in_s(0.3)):  # in all it takes longer than this
                 received += data
@@ -497,7 +497,7 @@ async def test_a_backend_that_is_given_up_frees_who_waits_for_it_and_no_one_else
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        response = await pool.post(PATH, [], b"", connect_timeout_s=5, head_deadline_s=in_s(5))
+        response = await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5))
         waiting = [asyncio.create_task(post(pool)) for _ in range(3)]
         for _ in waiting:
             await arrived.get()
@@ -515,7 +515,7 @@ async def test_a_body_over_the_callers_limit_is_refused() -> None:
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
     async with engine(always(answer)) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, [], b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
+        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
             with pytest.raises(UpstreamError) as caught:
                 await response.read_all(in_s(5), 999_999)
         assert caught.value.fault is UpstreamFault.PROTOCOL
@@ -611,7 +611,7 @@ async def test_a_reader_that_falls_behind_stops_the_backend() -> None:
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, [], b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
+        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
             before = -1
             while before != sent:  # until it has come to a stand
                 before = sent

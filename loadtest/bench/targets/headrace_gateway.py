@@ -38,6 +38,7 @@ def fleet_document(site: Site) -> Mapping[str, object]:
         "retries": {"max_attempts": 3, "budget_ratio": 0.2},
         "limits": {"max_in_flight": 16_384},
         "poll": {"interval_s": 1.0, "timeout_s": 1.0},
+        "decision_log": {"path": "decisions.jsonl"},
     }
 
 
