@@ -118,6 +118,20 @@ def bench_gateway(
     )))
 
 
+@app.command(short_help="Measure what is promised of faults, aborts and bad input.")
+def reliability(
+    figures: Annotated[list[str] | None, typer.Argument(help="Which: B C E G H J; left out: all.")] = None,
+    size: Annotated[str, typer.Option(help="ci: a minute; long: a quarter of an hour and more.")] = "ci",
+    json: Json = False,
+) -> None:
+    """Measure bytes, aborts, amplification, bad input, slow peers and held streams against their bounds."""
+    from loadtest.reliability.run import Size, run_reliability
+
+    if size not in list(Size):
+        raise typer.BadParameter(f"must be one of {', '.join(Size)}, got {size!r}", param_hint="--size")
+    raise typer.Exit(run_reliability(tuple(figures or ()), size=Size(size), as_json=json))
+
+
 @app.command(short_help="Say what is wrong with a fleet file, if anything.")
 def check(
     file: Annotated[Path, typer.Argument(help="The fleet file.")],

@@ -10,10 +10,9 @@ from loadtest.reliability.run import FIGURES, measure, run_reliability
 pytestmark = pytest.mark.anyio
 BUSY = 50.0
 """By how much a busy machine may stretch a time. Counts are held exactly."""
-P32 = pytest.mark.xfail(strict=True, reason="P32: where all backends ask for silence, they are asked all the same")
 
 
-@pytest.mark.parametrize("figure", [pytest.param(name, marks=[P32] if name == "E" else []) for name in FIGURES])
+@pytest.mark.parametrize("figure", FIGURES)
 async def test_figure(figure: str) -> None:
     gc.collect()  # what earlier tests left would else be collected in the middle of a measurement
     found = await measure(figure, Size.CI)

@@ -234,6 +234,8 @@ async def test_p11_a_stream_is_answered_200_only_after_the_backend_was(tmp_path:
         client_of(process) as client,
     ):
         for status in (400, 404, 422, 429, 503):
+            live = process.gateway.fleet.backends["b0"]
+            live.backoff_until_s = live.silence_asked_until_s = 0.0  # by the answer before
             backend.script = answering(status, UNCHANGED, retry_after="7")
             answer = await client.post(CHAT_PATH, json=chat(stream=True))
             assert (answer.status_code, answer.json()) == (status, UNCHANGED)
