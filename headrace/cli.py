@@ -125,7 +125,8 @@ def reliability(
     json: Json = False,
 ) -> None:
     """Measure bytes, aborts, amplification, bad input, slow peers and held streams against their bounds."""
-    from loadtest.reliability.run import Size, run_reliability
+    from loadtest.reliability.measured import Size
+    from loadtest.reliability.run import run_reliability
 
     if size not in list(Size):
         raise typer.BadParameter(f"must be one of {', '.join(Size)}, got {size!r}", param_hint="--size")

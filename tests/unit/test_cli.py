@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.status import AdminError, fetch_fleet, layout, request_reload, show_status
 
-COMMANDS = ["up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version"]
+COMMANDS = [
+    "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
+]
 FLEET: dict[str, Any] = {
     "config_hash": "0123456789ab", "policy": "headrace",
     "backends": [
