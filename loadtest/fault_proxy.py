@@ -6,13 +6,13 @@ connection; a fault after 0 bytes strikes when the answer begins.
 """
 
 import asyncio
-import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import urlsplit
+
+from loadtest.loopback_server import LoopbackServer
 
 READ_BYTES = 64 * 1024
 BURST_S = 0.01
@@ -54,49 +54,20 @@ class Faults:
 NO_FAULTS = Faults()
 
 
-class FaultProxy:
+class FaultProxy(LoopbackServer):
     """Stands before one server. Use `serving`."""
 
     def __init__(self, server_url: str, faults: Faults = NO_FAULTS) -> None:
+        super().__init__()
         parts = urlsplit(server_url)
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
         self.faults = faults
         self.accepted = 0
         """Connections so far."""
-        self.url = ""
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def open_connections(self) -> int:
-        """Connections that neither side has ended."""
-        return len(self._tasks)
-
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator["FaultProxy"]:
-        """Listen on a free loopback port while inside."""
-        listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        host, port = listener.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        try:
-            yield self
-        finally:
-            listener.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        try:
-            await self._connection(self.faults, reader, writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+        await self._connection(self.faults, reader, writer)
 
     async def _connection(
         self, faults: Faults, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from loadtest.loopback_server import LoopbackServer
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -92,46 +94,22 @@ async def answer_hello(request: Received) -> None:
         await request.answer(200, completion())
 
 
-class ScriptedBackend:
+class ScriptedBackend(LoopbackServer):
     """Plays `script` for each POST; answers health checks by itself while `healthy`."""
 
     def __init__(self, script: Script = answer_hello, *, served_model_name: str = "served") -> None:
+        super().__init__()
         self.script = script
         self.served_model_name = served_model_name
         self.healthy = True
         self.requests: list[Received] = []
-        self.url = ""
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._tasks)
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            await self._exchange(reader, writer)
 
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator["ScriptedBackend"]:
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=2**26)
-        host, port = server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while not writer.is_closing():
-                await self._exchange(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.close()
+    def end_connection(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()  # what the script wrote last still goes out
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

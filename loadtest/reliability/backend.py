@@ -10,8 +10,10 @@ import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
+
+from loadtest.loopback_server import LoopbackServer
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVED = "served"
@@ -40,43 +42,19 @@ def sealed(number: int) -> str:
     return f"{text} {zlib.crc32(text.encode())}"
 
 
-class ActingBackend:
+class ActingBackend(LoopbackServer):
     """Serves on loopback while inside `serving`."""
 
     def __init__(self) -> None:
-        self.url = ""
+        super().__init__()
         self.seen: Counter[str] = Counter()
         """Requests by id."""
         self.left_at_s: dict[str, float] = {}
         """When the gateway was seen to have left in mid exchange, by request id. Monotonic seconds."""
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator["ActingBackend"]:
-        """Listen on a free port."""
-        listener = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=2**26, backlog=2048)
-        host, port = listener.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-        try:
-            yield self
-        finally:
-            listener.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while not writer.is_closing():
-                await self._exchange(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            await self._exchange(reader, writer)
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
