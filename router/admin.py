@@ -16,7 +16,7 @@ from starlette.routing import Route
 from router.errors import ApiError
 from router.fleet import LiveBackend
 from router.gateway import Gateway
-from router.public import _api_error, _http_error, metrics_endpoint
+from router.public import api_error_response, http_error_response, metrics_endpoint
 from router.reload import ReloadResult
 
 
@@ -55,7 +55,7 @@ def admin_app(gateway: Gateway) -> Starlette:
             Route("/admin/backends/{name}/undrain", undrain, methods=["POST"]),
             Route("/metrics", metrics_endpoint(gateway)),
         ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        exception_handlers={ApiError: api_error_response, HTTPException: http_error_response},
     )
     app.router.redirect_slashes = False
     return app

@@ -1,8 +1,7 @@
 """Every error a client can meet, in OpenAI's shape, in one table.
 
-    ApiError ─┬─ of the request:   400 401 404 405 413 415
+    ApiError ─┬─ of the request:   400 401 404 405 408 413 415 431
               ├─ of the load:      429
-              ├─ of the client:    499  (logged and counted; nobody is there to read it)
               └─ of the backends:  502 503 504
 
 OpenAI's SDKs choose the exception they raise by status; `type` and `code` are what programs match on. Messages say
@@ -64,7 +63,6 @@ ERROR_TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
-    499: "client_closed_request",
     502: "upstream_error",
     503: "service_unavailable",
     504: "timeout",
@@ -131,10 +129,6 @@ def unsupported_media_type(what: str) -> ApiError:
 
 def overloaded(message: str, retry_after_s: float) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, retry_after_s=retry_after_s)
-
-
-def client_closed() -> ApiError:
-    return ApiError(499, "client_closed_request", "The client closed the connection.")
 
 
 def bad_gateway(message: str) -> ApiError:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from router.errors import ApiError, no_backend
 from router.merged_metrics import page_of
-from router.public import _api_error, _http_error
+from router.public import api_error_response, http_error_response
 from router.shared import Header, RowState
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def merged_admin_app(workers: "Workers") -> Starlette:
             Route("/admin/{path:path}", tell_all, methods=["POST"]),
             Route("/metrics", metrics),
         ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error},
+        exception_handlers={ApiError: api_error_response, HTTPException: http_error_response},
     )
     app.router.redirect_slashes = False
     return app

@@ -61,7 +61,7 @@ def public_app(gateway: Gateway) -> Starlette:
             Route("/readiness", readiness),
             Route("/metrics", metrics_endpoint(gateway)),
         ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _crash},
+        exception_handlers={ApiError: api_error_response, HTTPException: http_error_response, Exception: _crash},
     )
     app.router.redirect_slashes = False  # a redirect would name this host, and may resend a body in the clear
     return app
@@ -92,12 +92,12 @@ def error_response(error: ApiError, request: Request) -> Response:
     return response
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
+async def api_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error, request)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def http_error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "GET")

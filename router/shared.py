@@ -10,7 +10,7 @@ Layout, in cells::
 
     table   magic, rows, then one generation per row: it changes with whatever a reader keeps in mind of the row
     row     header: epoch, state, pid, heartbeat, requests, slots in use, configuration, listener
-            loads:  4 cells per backend: what is in flight there, see `Load`
+            loads:  4 cells per backend: what is in flight there, in the order of `leases.Books`
             slots:  24 cells per backend: which it is, its health, its last probe and sample, see `Slot`
             keys:   2 cells per API key with a limit: which it is, its requests in flight
 
@@ -74,15 +74,6 @@ class Header(IntEnum):
     """Its configuration's hash, as a number."""
     LISTENER = 7
     """Which of the listening sockets is its own."""
-
-
-class Load(IntEnum):
-    """Cells of one backend's books."""
-
-    PREFILL_REQUESTS = 0
-    PREFILL_TOKENS = 1
-    DECODE_REQUESTS = 2
-    CONTEXT_TOKENS = 3
 
 
 class Slot(IntEnum):

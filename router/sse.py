@@ -90,10 +90,9 @@ class _WithModel(msgspec.Struct):
 class ModelNameEdit:
     """Puts the client's name for the model where the engine wrote its own."""
 
-    __slots__ = ("_client_model", "_pattern", "_replacement", "_served", "_served_model_name")
+    __slots__ = ("_client_model", "_pattern", "_replacement", "_served")
 
     def __init__(self, served_model_name: str, client_model: str) -> None:
-        self._served_model_name = served_model_name
         self._served = msgspec.json.encode(served_model_name)
         self._client_model = msgspec.json.encode(client_model)
         self._replacement = rb"\g<1>" + self._client_model.replace(b"\\", b"\\\\")

@@ -110,17 +110,8 @@ def read_line(process: "subprocess.Popen[bytes]", limit_s: float, log: Path) -> 
 # --- engines
 
 
-class EngineProcess:
-    """An engine that keeps its port over restarts. `command` makes the command line for a port."""
-
-    def __init__(self, name: str, command: Callable[[int], Sequence[str]], folder: Path) -> None:
-        self.name = name
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._command = command
-        self._log = folder / f"{name}.log"
-        self._running = contextlib.ExitStack()
-        self._process: subprocess.Popen[bytes] | None = None
+class Started:
+    """Runs while inside; a start that fails leaves nothing behind."""
 
     def __enter__(self) -> Self:
         try:
@@ -132,6 +123,25 @@ class EngineProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def start(self) -> object:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class EngineProcess(Started):
+    """An engine that keeps its port over restarts. `command` makes the command line for a port."""
+
+    def __init__(self, name: str, command: Callable[[int], Sequence[str]], folder: Path) -> None:
+        self.name = name
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = command
+        self._log = folder / f"{name}.log"
+        self._running = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
         """End it, frozen or not."""
@@ -232,7 +242,7 @@ def fake_engines(
 # --- the gateway
 
 
-class GatewayProcess:
+class GatewayProcess(Started):
     """`headrace serve` as a process, and its fleet file."""
 
     def __init__(self, folder: Path, document: Mapping[str, Any]) -> None:
@@ -249,17 +259,6 @@ class GatewayProcess:
     @property
     def command(self) -> list[str]:
         return [sys.executable, "-m", "headrace", "serve", "--config", str(self.fleet_file), "--json"]
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Returns once it accepts requests and knows each backend's health."""

@@ -1,7 +1,6 @@
 """How each engine speaks: one dialect a file, pure, and the table of them.
 
-A dialect from another package registers under the entry point group `headrace.engines`; reading entry points touches
-the disk, so it is done by the application, which passes the merged table down.
+Whoever uses dialects takes the table as an argument, so that others can be merged into it.
 """
 
 from collections.abc import Mapping
