@@ -1,5 +1,6 @@
 """What a decision knows of one request."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -27,6 +28,17 @@ class RequestFacts:
     stream: bool = False
     latency_class: str = "default"
     budget: Budget = Budget()
+    tenant: str | None = None
     session_key: str | None = None
+    """Requests with the same key continue one conversation, so that their prompts share a prefix."""
+    prefix_keys: tuple[Hashable, ...] = ()
+    """One key per full block of the prompt, each standing for all up to there; empty where nobody hashed it."""
+    prefix_block_tokens: int = 512
+    waited_s: float = 0.0
+    """Time that the request has already spent of its budget, here or in an attempt that failed."""
+    priority: int = 0
+    """Larger is more important; negative may be shed first."""
+    sheddable: bool = False
+    """Whether refusing it early is better than serving it late."""
     tried: tuple[str, ...] = ()
     """Backends that already failed this request; a retry goes elsewhere first."""

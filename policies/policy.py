@@ -35,6 +35,10 @@ class Priced(NamedTuple):
     """Predicted seconds over the caller's budget; 0 where it is kept or none was given."""
     estimate: Estimate | None = None
     """What late and price rest on; `None` where the pipeline predicts nothing."""
+    miss: float | None = None
+    """Probability that the caller's budget is missed there; `None` where the pipeline knows no tails."""
+    crowding: float = 0.0
+    """Expected number of requests already there that would miss their budgets because of this one."""
 
 
 class Filter(Protocol):
@@ -98,3 +102,6 @@ class Decision:
     candidates: tuple[Priced, ...]
     rejected: tuple[Rejected, ...]
     config_hash: str
+    retry_after_s: float | None = None
+    """Set where the request is refused although backends are up: when one is predicted to have room for it. With
+    `chosen` being `None` that is a shed request; without `retry_after_s` nobody could serve it at all."""

@@ -36,6 +36,8 @@ class BackendView:
     served_requests: int = 0
     """Requests completed since this router knows the backend."""
     last_outcome_at_s: float | None = None
+    belief: Any = None
+    """What the policy's learner believes of this backend (`policies.learning`); `None` where nothing learns."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What pure functions have worked out of this view alone, so that the next decision on it need not. No part of the
     value: a copy starts with an empty one."""
@@ -49,3 +51,5 @@ class FleetView:
     config_hash: str = ""
     sequence: int = 0
     """Decisions taken before this one by this router: the state of round robin, so that pickers stay pure."""
+    belief: Any = None
+    """What the policy's learner believes of the whole: expectations and thresholds by latency class."""
