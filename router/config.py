@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from backends.catalog.health import HealthRules
 from backends.catalog.spec import BackendSpec
+from policies.admission import AdmissionRules
 from policies.facts import Budget
 from policies.policy import Pipeline
 from policies.registry import build_pipeline
@@ -120,6 +121,14 @@ class FleetConfig(Section):
             if latency_class.name == class_name:
                 return latency_class.budget()
         raise KeyError(class_name)
+
+    def admission_rules(self) -> AdmissionRules:
+        """Who is let in while there is room, and who may wait."""
+        return AdmissionRules(
+            max_in_flight=self.limits.max_in_flight,
+            max_waiting=self.limits.max_waiting,
+            classes={entry.name: entry.admission() for entry in self.latency_classes},
+        )
 
     def backend_specs(self, environ: Mapping[str, str]) -> tuple[BackendSpec, ...]:
         """All backends, with the secrets that they name.

@@ -57,6 +57,7 @@ def contradictions(config: "FleetConfig") -> Iterator[Finding]:
             yield Finding(("backends", index, "engine"), f"is not a known engine: {quoted(backend.engine)}",
                           nearest(backend.engine, DIALECTS))
     yield from _times(config)
+    yield from _reserved(config)
     if config.admin.port and config.admin.port == config.listen.port:
         yield Finding(("admin", "port"), f"is the port that clients use, {config.listen.port}",
                       "give the admin listener a port of its own, such as 8081")
@@ -101,6 +102,17 @@ def _times(config: "FleetConfig") -> Iterator[Finding]:
         yield Finding(("health", "base_ejection_s"), f"must be ≤ health.max_ejection_s, got {base_s:g} > {max_s:g}")
 
 
+def _reserved(config: "FleetConfig") -> Iterator[Finding]:
+    total = 0.0
+    for index, latency_class in enumerate(config.latency_classes):
+        total += latency_class.reserved_share
+        if latency_class.reserved_share and total > 1 + 1e-9:
+            yield Finding(("latency_classes", index, "reserved_share"),
+                          f"takes the reserved shares of all classes to {total:g}, and there is 1 to share out",
+                          "what is left over is open to every class: reserve only what must be free at once")
+            return
+
+
 def doubts(config: "FleetConfig", document: SourceDocument) -> Iterator[Finding]:
     """What an operator would want to be asked about."""
     if not document.ends_with_newline:
@@ -117,6 +129,23 @@ def doubts(config: "FleetConfig", document: SourceDocument) -> Iterator[Finding]
             yield Finding(("models", index), f"every backend of {quoted(model.name)} has weight 0: all drain, and "
                                              "its requests are answered 503")
     yield from _backend_doubts(config, by_model)
+    yield from _class_doubts(config)
+
+
+def _class_doubts(config: "FleetConfig") -> Iterator[Finding]:
+    limits = config.limits
+    unreserved = 1 - sum(latency_class.reserved_share for latency_class in config.latency_classes)
+    for index, latency_class in enumerate(config.latency_classes):
+        share, waiting = latency_class.reserved_share, latency_class.max_queue
+        if share and share * limits.max_in_flight < 1:
+            yield Finding(("latency_classes", index, "reserved_share"),
+                          f"of limits.max_in_flight, {limits.max_in_flight}, is not one request: nothing is reserved")
+        if not share and unreserved * limits.max_in_flight < 1:
+            yield Finding(("latency_classes", index), "finds all of limits.max_in_flight reserved for other classes: "
+                                                      "its requests are answered 429", "reserve less for the others")
+        if waiting is not None and waiting > limits.max_waiting:
+            yield Finding(("latency_classes", index, "max_queue"),
+                          f"is more than limits.max_waiting, {limits.max_waiting}, and never reached")
 
 
 def _backend_doubts(

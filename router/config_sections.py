@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from backends.catalog.health import HealthRules
 from backends.catalog.spec import BackendSpec, Coefficients, ParallelLayout
+from policies.admission import ClassRules
 from policies.facts import Budget
 from policies.spec import PartSpec
 from router.config_checks import Finding
@@ -95,10 +96,31 @@ class LatencyClassSection(Section):
         default=None, description="P99 budget of the time between tokens, in seconds.", examples=[0.15])
     e2e_s: Seconds | None = Field(
         default=None, description="P99 budget from the first byte in to the last byte out, in seconds.", examples=[30])
+    priority: Annotated[int, Field(ge=-1_000, le=1_000)] = Field(
+        default=0,
+        description="Larger goes first where requests wait, and is the last to be turned away there.",
+        examples=[10])
+    sheddable: bool = Field(
+        default=False,
+        description="Whether a refusal at once is better than an answer that is predicted to come late.",
+        examples=[True])
+    reserved_share: Share = Field(
+        default=0.0,
+        description="Share of `limits.max_in_flight` that is kept free of other classes.",
+        examples=[0.25])
+    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="Its requests that may wait at once while no backend is up, each for at most 0.4 of its `ttft_s`; "
+                    "0: none waits; left out: `limits.max_waiting` alone bounds them.",
+        examples=[64])
 
     def budget(self) -> Budget:
         """The promise as routing decisions take it."""
         return Budget(ttft_s=self.ttft_s, inter_token_s=self.inter_token_s, e2e_s=self.e2e_s)
+
+    def admission(self) -> ClassRules:
+        """How it is admitted."""
+        return ClassRules(reserved_share=self.reserved_share, max_waiting=self.max_queue)
 
 
 class PolicyPart(Section):
@@ -185,6 +207,11 @@ class CoefficientsSection(Section):
         default=0.0, description="Time to first token beyond queue and prefill.", examples=[30])
     kv_capacity_tokens: Tokens | None = Field(
         default=None, description="Tokens that the KV cache holds.", examples=[420_850])
+    chunk_tokens: Tokens | None = Field(
+        default=None,
+        description="Tokens of one iteration, prompt and decode together (vLLM `max_num_batched_tokens`); left out: "
+                    "2048.",
+        examples=[2_048])
 
 
 class BackendSection(Section):
@@ -292,6 +319,11 @@ class LimitsSection(Section):
         default=8_192, description="Client connections held at once; one more is answered 503.", examples=[8_192])
     max_in_flight: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=4_096, description="Requests held at once; one more is answered 429.", examples=[4_096])
+    max_waiting: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=256,
+        description="Requests of all classes that may wait at once while no backend is up; one more takes the place of "
+                    "the least important, or is answered 503.",
+        examples=[256])
 
 
 class PollSection(Section):

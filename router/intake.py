@@ -7,8 +7,8 @@ business and reaches it as the client spelled it.
 import itertools
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -17,6 +17,9 @@ import msgspec
 from policies.facts import Budget, RequestFacts
 from router.errors import ApiError, bad_request, model_not_found, unsupported_media_type
 from router.json_spans import MAX_MEMBERS, DuplicateKeyError, JsonObject, TooManyMembersError, parse_object
+from router.prompt_ratios import PromptRatios
+from router.prompt_size import PromptSize, measure_prompt
+from router.request_budget import class_asked, wishes_of
 
 DEFAULT_OUTPUT_TOKENS = 128
 MAX_TOKENS = 2**53
@@ -63,6 +66,13 @@ class LatencyClass:
     name: str
     budget: Budget
     timeouts: PhaseTimeouts
+    priority: int = 0
+    sheddable: bool = False
+
+
+def class_timeouts(latency_class: LatencyClass, budget: Budget) -> PhaseTimeouts:
+    """The class's own, whatever budget a request brings."""
+    return latency_class.timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Vocabulary:
     """Name that clients may use → the fleet's model name; every model maps to itself."""
     latency_classes: Mapping[str, LatencyClass]
     default_latency_class: str
+    timeouts_for: Callable[[LatencyClass, Budget], PhaseTimeouts] = class_timeouts
+    """Timeouts of a request that brings a budget of its own to its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,8 @@ class InferenceRequest:
     json: JsonObject
     stream_options: JsonObject | None
     timeouts: PhaseTimeouts
+    prompt_size: PromptSize | None = None
+    """What `PromptRatios.observe` learns from; `None` where `prompt_bytes` is all that was measured."""
 
     def body_for(self, served_model_name: str) -> bytes:
         """The body for one backend: the model by the engine's name, and usage always reported on streams.
@@ -106,6 +120,10 @@ class InferenceRequest:
             edits["stream_options"] = options.replace({"include_usage": b"true"})
         return self.json.replace(edits) if edits else self.json.body
 
+    def without_body(self) -> "InferenceRequest":
+        """What is still of use once it cannot be sent again."""
+        return replace(self, json=_NO_OPTIONS, stream_options=None)
+
 
 def read_request(
     endpoint: Endpoint,
@@ -114,12 +132,17 @@ def read_request(
     body: bytes,
     vocabulary: Vocabulary,
     tokens_per_byte: Mapping[str, float],
+    *,
+    tenant: str | None = None,
+    ratios: PromptRatios | None = None,
 ) -> InferenceRequest:
     """Read a request.
 
     Args:
         headers: lower-case names.
-        tokens_per_byte: learned prompt tokens per byte of JSON, by fleet model.
+        tokens_per_byte: learned prompt tokens per byte of JSON, by fleet model; asked where `ratios` is not given.
+        tenant: whom the request is made for.
+        ratios: learned prompt sizes, by model, tenant and script.
 
     Raises:
         ApiError: 400, 404 (unknown model) or 415.
@@ -140,15 +163,31 @@ def read_request(
     options = _stream_options(request)
     max_tokens = _max_tokens(request)
     latency_class = _latency_class(headers, vocabulary)
+    budget, timeouts = latency_class.budget, latency_class.timeouts
+    wishes = wishes_of(headers, request.values, tenant)
+    if wishes.has_budget:
+        budget = wishes.over(budget)
+        timeouts = vocabulary.timeouts_for(latency_class, budget)
     prompt_bytes = len(prompt)
+    size = None
+    if ratios is None:
+        prompt_tokens = max(1, round(prompt_bytes * tokens_per_byte.get(model, 0.25)))
+    else:
+        start = request.starts[prompt_member]
+        size = measure_prompt(body, start, start + prompt_bytes, len(request.values.get("tools", b"")))
+        prompt_tokens = ratios.tokens(model, tenant, size, prompt)
     facts = RequestFacts(
         model=model,
-        prompt_tokens=max(1, round(prompt_bytes * tokens_per_byte.get(model, 0.25))),
+        prompt_tokens=prompt_tokens,
         max_output_tokens=max_tokens,
         expected_output_tokens=_expected_output(endpoint, max_tokens),
         stream=stream,
         latency_class=latency_class.name,
-        budget=latency_class.budget,
+        budget=budget,
+        tenant=tenant,
+        session_key=wishes.session_key,
+        priority=latency_class.priority,
+        sheddable=latency_class.sheddable,
     )
     return InferenceRequest(
         endpoint=endpoint,
@@ -161,7 +200,8 @@ def read_request(
         choices=_choices(request),
         json=request,
         stream_options=options,
-        timeouts=latency_class.timeouts,
+        timeouts=timeouts,
+        prompt_size=size,
     )
 
 
@@ -245,10 +285,12 @@ def _expected_output(endpoint: Endpoint, max_tokens: int | None) -> int:
 
 
 def _latency_class(headers: Mapping[bytes, bytes], vocabulary: Vocabulary) -> LatencyClass:
-    asked = headers.get(b"x-headrace-class")
-    name = vocabulary.default_latency_class if asked is None else asked.decode("latin-1")
-    latency_class = vocabulary.latency_classes.get(name)
-    if latency_class is None:
+    name, must_exist = class_asked(headers)
+    latency_class = None if name is None else vocabulary.latency_classes.get(name)
+    if latency_class is not None:
+        return latency_class
+    if must_exist:
         known = ", ".join(vocabulary.latency_classes)
-        raise ApiError(400, "unknown_latency_class", f"x-headrace-class must be one of: {known}.")
-    return latency_class
+        raise ApiError(400, "unknown_latency_class", f"x-headrace-class must be one of: {known}.",
+                       param="x-headrace-class")
+    return vocabulary.latency_classes[vocabulary.default_latency_class]

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from backends.catalog.health import HealthRules
 from backends.catalog.spec import ParallelLayout
+from policies.admission import ClassRules
 from policies.facts import Budget
 from router.config import ConfigError, LoadedFleet, Problem, load_fleet, load_fleet_bytes
+from router.generation import Generation
 
 FLEETS = Path(__file__).resolve().parent.parent / "fixtures" / "fleets"
 SMALL = (FLEETS / "small.yaml").read_text(encoding="utf-8")
@@ -60,6 +62,27 @@ def test_budgets_are_looked_up_by_class() -> None:
         config.budget_of("gold")
 
 
+def test_classes_bring_their_rules_of_admission() -> None:
+    text = edited("{name: batch}", "{name: batch, priority: -5, sheddable: true, reserved_share: 0.07, max_queue: 3}")
+    loaded = load(text.replace("models:", "limits: {max_in_flight: 100, max_waiting: 9}\nmodels:", 1))
+    rules = loaded.config.admission_rules()
+    assert (rules.max_in_flight, rules.max_waiting, rules.floors) == (100, 9, {"batch": 7})
+    assert rules.classes == {"interactive": ClassRules(), "batch": ClassRules(0.07, 3)}
+    generation = Generation.of(loaded)
+    assert generation.admission == rules
+    batch = generation.vocabulary.latency_classes["batch"]
+    assert (batch.priority, batch.sheddable) == (-5, True)
+    longer = generation.vocabulary.timeouts_for(batch, Budget(ttft_s=9.0))
+    assert (batch.timeouts.first_token_s, longer.first_token_s) == (30, 90)
+
+
+@pytest.mark.parametrize(("count", "share"), [(3, 1 / 3), (10, 0.1), (7, 1 / 7)])
+def test_shares_that_fill_the_room_to_the_brim_pass(count: int, share: float) -> None:
+    classes = "".join(f"  - {{name: c{number}, reserved_share: {share!r}}}\n" for number in range(count))
+    text = edited("  - {name: batch}\n", classes + "  - {name: batch, reserved_share: 0.0}\n")
+    assert len(load(text).config.admission_rules().floors) == count
+
+
 def test_a_policy_in_full_reaches_the_pipeline() -> None:
     policy = """policy:
   filters: [serves_model, alive]
@@ -102,6 +125,12 @@ models:"""
     ("[smollm2]", "[a, a]", 5, "models[0].aliases[1]", "already an alias of models[0]", "one model only"),
     ("[smollm2]", "[smollm2-135m-instruct]", 5, "models[0].aliases[0]", "already the name of models[0]", None),
     ("class: interactive", "class: interctive", 9, "default_latency_class", "no latency class", '"interactive"?'),
+    ("ttft_s: 1.0", "reserved_share: 1.5", 7, "latency_classes[0].reserved_share", "≤ 1, got 1.5", "kept free"),
+    ("ttft_s: 1.0", "sheddable: 1", 7, "latency_classes[0].sheddable", "must be true or false", "sheddable: true"),
+    ("ttft_s: 1.0", "priority: 0.5", 7, "latency_classes[0].priority", "a whole number, got 0.5", "priority: 10"),
+    ("ttft_s: 1.0", "max_queue: -1", 7, "latency_classes[0].max_queue", "must be ≥ 0, got -1", "wait at once"),
+    ("  - {name: batch}", "  - {name: batch, reserved_share: 0.6}\n  - {name: x, reserved_share: 0.5}", 9,
+     "latency_classes[2].reserved_share", "to 1.1, and there is 1", "reserve only"),
     ("models:", "admin: {port: 8080}\nmodels:", 3, "admin.port", "the port that clients use", "8081"),
     ("models:", "timeouts: {total_s: 5, inter_token_s: 6}\nmodels:", 3, "timeouts.inter_token_s", "≤ timeouts.", None),
     ("models:", "policy: {name: cheep}\nmodels:", 3, "policy.name", "cheep", None),
@@ -199,6 +228,9 @@ def test_p47_weight_0_is_accepted_and_only_warned_of_when_nothing_is_left() -> N
     ("models:", "models:\n  - name: qwen", 4, "no backend serves"),
     ("http://127.0.0.1:9002/\n", "http://127.0.0.1:9001\n    served_model_name: smollm2-f16\n", 21, "the same engine"),
     ("    labels: {pool: edge}\n", "    labels: {pool: edge}", 1, "cut short"),
+    ("{name: batch}", "{name: batch, reserved_share: 0.0001}", 8, "is not one request"),
+    ("{name: batch}", "{name: batch, reserved_share: 1.0}", 7, "reserved for other classes"),
+    ("{name: batch}", "{name: batch, max_queue: 300}", 8, "more than limits.max_waiting, 256"),
 ])
 def test_doubtful_files_load_with_a_warning(before: str, after: str, line: int, message: str) -> None:
     (warning,) = load(edited(before, after)).warnings

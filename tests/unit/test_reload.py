@@ -99,6 +99,7 @@ def test_the_diff_says_what_changes_field_by_field(fleet_file: Path, gateway: Re
         subject = reloader(fleet_file, gateway)
         await subject.reload("start")
         text = (HEAVIER.replace("port: 8080", "port: 9999").replace("ttft_s: 1.0", "ttft_s: 2.0")
+                .replace("{name: batch}", "{name: batch, priority: -5, max_queue: 0}")
                 .replace("{pool: edge}", "{pool: core, rack: r1}")
                 .replace("http://127.0.0.1:9001", "http://127.0.0.1:9009\n    api_key_env: LLAMA_KEY"))
         text += """  - name: third
@@ -118,6 +119,7 @@ def test_the_diff_says_what_changes_field_by_field(fleet_file: Path, gateway: Re
         assert [(change.path, change.before, change.after) for change in second.settings] == [
             ("labels.pool", "edge", "core"), ("labels.rack", None, "r1"), ("weight", 2.0, 5.0)]
         assert [(change.path, change.before, change.after) for change in result.diff.settings] == [
+            ("latency_classes[batch].max_queue", None, 0), ("latency_classes[batch].priority", 0, -5),
             ("latency_classes[interactive].ttft_s", 1.0, 2.0), ("listen.port", 8080, 9999)]
         assert result.diff.needs_restart == ("listen.port",)
         assert SECRET not in repr(result)
