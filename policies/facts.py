@@ -40,5 +40,7 @@ class RequestFacts:
     """Larger is more important; negative may be shed first."""
     sheddable: bool = False
     """Whether refusing it early is better than serving it late."""
+    quality_floor_bits: float | None = None
+    """Fewest bits that a weight may have (`filters.quality_floor`); `None`: whatever is there."""
     tried: tuple[str, ...] = ()
     """Backends that already failed this request; a retry goes elsewhere first."""

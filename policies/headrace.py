@@ -1,17 +1,18 @@
-"""The `headrace` preset: the cheapest backend that is predicted to keep the caller's budget.
+"""The `headrace` preset: the cheapest backend whose probability of missing the caller's budget is about 1 % or less.
 
-Predictions are means from the backend's step-time coefficients and its drift, held against the budget with a margin
-(`Pipeline.margin`). Money is what the request takes of the machine plus what its wait is worth.
+Chance-constrained cost routing: per backend a latency model with a tail learned online, per request `min cost subject
+to P(miss) ≤ alpha`, and a limit to what a request may do to those already there. The parts say how:
+`policies.footing` and `policies.estimate` predict, `policies.chance` makes probabilities of it, `pickers/
+chance_constrained` chooses, and `learners/ccr` learns.
 """
 
-from policies.spec import PartSpec, Preset
+from policies.spec import STANDARD_FILTERS, PartSpec, Preset
 
-# Cheapest-feasible routing on means needs about twice the mean to keep a P99: in simulation a margin of 1 keeps 67 to
-# 95 % of requests in budget, 1.5 fails where the coefficients are 30 % off, 2 keeps 98 %.
 PRESET = Preset(
     name="headrace",
-    doc="The cheapest backend among those predicted to keep the caller's latency budget.",
-    prices=(PartSpec("request_cost"), PartSpec("drain_time")),
-    picker=PartSpec("cheapest"),
-    margin=2.0,
+    doc="The cheapest backend whose probability of missing the caller's latency budget is about 1 % or less.",
+    filters=(*STANDARD_FILTERS, PartSpec("quality_floor")),
+    prices=(PartSpec("request_cost"),),
+    picker=PartSpec("chance_constrained"),
+    learner="ccr",
 )

@@ -6,7 +6,11 @@
 3. Each candidate is priced: `price = Σ terms / (weight · ramp)`. An operator's weight of 2 accepts twice the price,
    for money and delay alike, and a backend that starts slowly is dearer by as much as its share is smaller.
 4. Each is held against the caller's budget (`estimate.lateness_s`).
-5. The picker chooses, and says why.
+5. The picker chooses, and says why. One that weighs candidates itself does steps 4 and 5, and predicts only as far as
+   it must.
+
+Of a fleet larger than the policy's sample a part is looked at, drawn from each kind of backend (`strata`): the others
+are neither candidates nor rejected. Where nobody in it may serve, all are looked at.
 
 Candidates are ordered by name, so the order of the fleet file decides nothing. The decision is total: a price that is
 not a number counts as infinite, and no candidates is an answer.
@@ -17,11 +21,13 @@ from collections.abc import Sequence
 from math import inf
 from operator import attrgetter
 
+from backends.catalog.health import HealthState
 from backends.catalog.views import BackendView, FleetView
 from policies.estimate import lateness_s, predict
 from policies.facts import RequestFacts
 from policies.filters import SOFT, Rejection
-from policies.policy import Decision, Pipeline, Priced, Rejected, Rng
+from policies.policy import Choice, Decision, Pipeline, Priced, Rejected, Rng
+from policies.strata import sampled
 
 MAX_REASON_CHARS = 119
 
@@ -32,32 +38,65 @@ def decide(pipeline: Pipeline, facts: RequestFacts, fleet: FleetView, now: float
     """Where this request goes and why. Total and pure: same arguments and dice, same decision.
 
     `reason` is a short ASCII phrase, fit for a response header: `cheapest price=0.00012 of 3`, `only candidate`,
-    `no backend: unhealthy 2, context_too_small 1`.
+    `shed p=0.98 of 4`, `no backend: unhealthy 2, context_too_small 1`.
     """
-    views, rejected = _sift(pipeline, facts, fleet, now)
-    candidates = tuple([_priced(pipeline, facts, view, now) for view in views])
-    if not candidates:
+    views: Sequence[BackendView] = fleet.backends
+    if pipeline.sample is not None and len(views) > pipeline.sample:
+        views = sampled(pipeline, facts, fleet, rng)
+    views, rejected = _sift(pipeline, facts, views, fleet, now)
+    if not views and pipeline.sample is not None and len(fleet.backends) > pipeline.sample:
+        views, rejected = _sift(pipeline, facts, fleet.backends, fleet, now)
+    if not views:
         return Decision(pipeline.name, None, _nobody(rejected), None, (), rejected, fleet.config_hash)
-    if len(candidates) == 1:
-        chosen, reason = candidates[0], "only candidate"
+    if pipeline.lazy:
+        candidates = _priced_only(pipeline, facts, views, now)
     else:
-        chosen, reason = pipeline.picker(facts, candidates, fleet, now, rng)
+        candidates = [_priced(pipeline, facts, view, now) for view in views]
+    if len(candidates) == 1 and not pipeline.weighs:
+        choice = Choice(candidates[0], "only candidate", candidates)
+    else:
+        answer = pipeline.picker(facts, candidates, fleet, now, rng)
+        choice = answer if isinstance(answer, Choice) else Choice(answer[0], answer[1], candidates)
+    chosen, reason, weighed, retry_after_s = choice
+    if chosen is None:
+        return Decision(pipeline.name, None, reason[:MAX_REASON_CHARS], None, tuple(weighed), rejected,
+                        fleet.config_hash, retry_after_s)
     price = chosen.price if pipeline.prices else None
-    return Decision(pipeline.name, chosen.backend, reason[:MAX_REASON_CHARS], price, candidates, rejected,
+    return Decision(pipeline.name, chosen.backend, reason[:MAX_REASON_CHARS], price, tuple(weighed), rejected,
                     fleet.config_hash)
 
 
 def _sift(
-    pipeline: Pipeline, facts: RequestFacts, fleet: FleetView, now: float
+    pipeline: Pipeline, facts: RequestFacts, views: Sequence[BackendView], fleet: FleetView, now: float
 ) -> tuple[Sequence[BackendView], tuple[Rejected, ...]]:
     """The backends that may serve, in order of name, and the others with the word that passed them over."""
-    filters, tried = pipeline.filters, facts.tried
-    clear: list[BackendView] = []
-    soft: list[tuple[BackendView, str]] = []
+    views = sorted(views, key=by_name)
+    clear: Sequence[BackendView] = views
+    if facts.tried:
+        clear = [view for view in views if view.spec.name not in facts.tried]
+    for part in pipeline.filters:
+        passing = getattr(part, "passing", None)
+        clear = ([view for view in clear if part(facts, view, fleet, now) is None] if passing is None
+                 else passing(facts, clear, now))
+    if len(clear) == len(views):
+        return clear, ()
+    return _passed_over(pipeline, facts, views, clear, fleet, now)
+
+
+def _passed_over(
+    pipeline: Pipeline, facts: RequestFacts, views: Sequence[BackendView], clear: Sequence[BackendView],
+    fleet: FleetView, now: float
+) -> tuple[Sequence[BackendView], tuple[Rejected, ...]]:
+    """The words for those that are not clear, and which of them come in again because no other is left."""
+    kept = set(map(id, clear))
+    resting: list[tuple[BackendView, str]] = []
+    failed: list[tuple[BackendView, str]] = []
     rejected: list[Rejected] = []
-    for view in sorted(fleet.backends, key=by_name):
-        word: str | None = Rejection.ALREADY_TRIED if tried and view.spec.name in tried else None
-        for part in filters:
+    for view in views:
+        if id(view) in kept:
+            continue
+        word: str | None = Rejection.ALREADY_TRIED if view.spec.name in facts.tried else None
+        for part in pipeline.filters:
             said = part(facts, view, fleet, now)
             if said is None:
                 continue
@@ -67,17 +106,18 @@ def _sift(
                 break
             word = said
         else:
-            if word is None:
-                clear.append(view)
-            else:
-                soft.append((view, word))
-    if not soft:
-        return clear, tuple(rejected)
-    # Its own failure on this request weighs more against a backend than its plea for silence.
-    resting = [view for view, word in soft if word != Rejection.ALREADY_TRIED]
-    chosen = clear or resting or [view for view, _ in soft]
-    rejected += [Rejected(view.spec.name, word) for view, word in soft if view not in chosen]
-    return chosen, tuple(sorted(rejected, key=attrgetter("backend")))
+            # Its own failure on this request weighs more against a backend than its plea for silence.
+            soft = failed if word == Rejection.ALREADY_TRIED else resting
+            soft.append((view, str(word)))
+    left_out: list[tuple[BackendView, str]] = []
+    if clear:
+        left_out = resting + failed
+    elif resting:
+        clear, left_out = [view for view, _ in resting], failed
+    else:
+        clear = [view for view, _ in failed]
+    rejected += [Rejected(view.spec.name, word) for view, word in left_out]
+    return clear, tuple(sorted(rejected, key=attrgetter("backend")))
 
 
 def _priced(pipeline: Pipeline, facts: RequestFacts, view: BackendView, now: float) -> Priced:
@@ -91,6 +131,19 @@ def _priced(pipeline: Pipeline, facts: RequestFacts, view: BackendView, now: flo
     price = sum([term for _, term in terms])
     late_s = lateness_s(facts, estimate, margin) if margin is not None else 0.0
     return Priced(view, price if price == price else inf, tuple(terms), late_s if late_s == late_s else inf, estimate)
+
+
+def _priced_only(pipeline: Pipeline, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[Priced]:
+    """The candidates with their prices and no estimate: predicting is dearer than all else, and most need none."""
+    columns = [(part.name, part.of_all(facts, views, now)) for part in pipeline.prices]  # type: ignore[attr-defined]
+    candidates = []
+    for place, view in enumerate(views):
+        weight, health = view.spec.weight, view.health
+        share = weight if health.state is HealthState.HEALTHY and not health.held else weight * health.ramp(now)
+        terms = tuple([(name, costs[place] / share if share > 0.0 else inf) for name, costs in columns])
+        price = terms[0][1] if len(terms) == 1 else sum([term for _, term in terms])
+        candidates.append(Priced(view, price if price == price else inf, terms))
+    return candidates
 
 
 def _nobody(rejected: tuple[Rejected, ...]) -> str:

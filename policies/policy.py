@@ -7,8 +7,8 @@ what the prices are made of.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from backends.catalog.views import BackendView, FleetView
 from policies.estimate import Estimate
@@ -41,8 +41,24 @@ class Priced(NamedTuple):
     """Expected number of requests already there that would miss their budgets because of this one."""
 
 
+class Choice(NamedTuple):
+    """What a picker that weighs its candidates itself comes back with."""
+
+    chosen: Priced | None
+    """`None`: the request is shed."""
+    reason: str
+    candidates: Sequence[Priced]
+    """The candidates as they were weighed; those that did not need to be are as they came."""
+    retry_after_s: float | None = None
+    """Set with a shed request: see `Decision`."""
+
+
 class Filter(Protocol):
-    """Says why a backend may not serve this request, or `None`. The word is one of a closed list (`filters`)."""
+    """Says why a backend may not serve this request, or `None`. The word is one of a closed list (`filters`).
+
+    A filter may have a second method, `passing(facts, views, now)`: the list of those that it has nothing to say
+    about, in one pass. Decisions ask that first, since mostly all pass.
+    """
 
     @property
     def name(self) -> str: ...
@@ -52,7 +68,8 @@ class Filter(Protocol):
 class Price(Protocol):
     """Money that this request costs on this backend. More load never makes it less.
 
-    The estimate is made once for each candidate, and shared by its prices and its budget.
+    The estimate is made once for each candidate, and shared by its prices and its budget. A price with a class
+    variable `predicts = False` looks at none and has a second method, `of_all(facts, views, now)`.
     """
 
     @property
@@ -61,13 +78,17 @@ class Price(Protocol):
 
 
 class Picker(Protocol):
-    """Chooses among candidates (never empty, ordered by name); returns the choice and a word that says why."""
+    """Chooses among candidates (never empty, ordered by name); returns the choice and a word that says why.
+
+    One with a class variable `weighs = True` gets them priced but not predicted, predicts as far as it must, and
+    returns a `Choice`.
+    """
 
     @property
     def name(self) -> str: ...
     def __call__(
         self, facts: RequestFacts, candidates: Sequence[Priced], fleet: FleetView, now: float, rng: Rng
-    ) -> tuple[Priced, str]: ...
+    ) -> "tuple[Priced, str] | Choice": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,14 @@ class Pipeline:
     margin: float | None = None
     """A backend keeps a budget where `margin` times the predicted mean does; `None`: nothing is predicted, and no
     candidate is ever late."""
+    weighs: bool = False
+    """The picker weighs its candidates itself."""
+    lazy: bool = False
+    """It does, and no price looks at an estimate either: nothing is predicted before it."""
+    sample: int | None = None
+    """Backends that a decision looks at in a larger fleet; `None`: all of them."""
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What was worked out of the fleet's specs. No part of the value."""
 
 
 @dataclass(frozen=True, slots=True)

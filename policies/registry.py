@@ -1,27 +1,27 @@
 """The table of everything a policy can be made of, and the building of one.
 
-A new filter, price, picker or preset is one new file and one line here. Parts from outside the tree join through
-`Registry.joined_with`, in the same table and under the same checks.
+A new filter, price, picker, preset or learner is one new file and one line here, or in the `roster` of the balancers
+that policies are compared with. Parts from outside the tree join through `Registry.joined_with`, in the same table and
+under the same checks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
-from policies import headrace
-from policies.baselines import least_inflight as least_inflight_preset
-from policies.baselines import p2c as p2c_preset
-from policies.baselines import round_robin as round_robin_preset
+from policies import cheapest_feasible, headrace
+from policies.baselines import roster
 from policies.filters.alive import Alive
 from policies.filters.backing_off import BackingOff
 from policies.filters.fits_context import FitsContext
+from policies.filters.quality_floor import QualityFloor
 from policies.filters.serves_model import ServesModel
+from policies.learners.ccr.learner import CcrLearner
+from policies.learning import Learner, NoLearner
+from policies.pickers.chance_constrained import ChanceConstrained
 from policies.pickers.cheapest import Cheapest
-from policies.pickers.least_inflight import LeastInflight
-from policies.pickers.p2c import PowerOfTwoChoices
-from policies.pickers.round_robin import RoundRobin
 from policies.policy import Pipeline
 from policies.prices.drain_time import DrainTime
 from policies.prices.lateness import Lateness
@@ -29,9 +29,9 @@ from policies.prices.request_cost import RequestCost
 from policies.spec import PartSpec, PolicyError, PolicySpec, Preset, Setting, setting
 
 __all__ = ["BUILT_IN", "PartDoc", "PartSpec", "PolicyError", "PolicySpec", "Registry", "SettingDoc",
-           "build_pipeline", "describe"]
+           "build_learner", "build_pipeline", "describe"]
 
-Kind = Literal["filter", "price", "picker", "preset"]
+Kind = Literal["filter", "price", "picker", "preset", "learner"]
 Part = type[Any]
 """A frozen dataclass whose fields are settings, whose `name` is a class variable, and whose instances are callable."""
 
@@ -48,12 +48,15 @@ class Registry:
     prices: Mapping[str, Part] = field(default_factory=dict)
     pickers: Mapping[str, Part] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
+    learners: Mapping[str, Callable[[], Learner]] = field(default_factory=dict)
+    """What makes a fresh learner. Each router, replay and simulated gateway owns one of its own."""
 
     def joined_with(self, other: "Registry") -> "Registry":
         """Both tables in one. Raises ValueError where a name stands in both: nobody replaces a part silently."""
         return Registry(
             _joined("filter", self.filters, other.filters), _joined("price", self.prices, other.prices),
             _joined("picker", self.pickers, other.pickers), _joined("preset", self.presets, other.presets),
+            _joined("learner", self.learners, other.learners),
         )
 
 
@@ -68,10 +71,11 @@ def _named(*parts: T) -> Mapping[str, T]:
 
 
 BUILT_IN = Registry(
-    filters=_named(ServesModel, Alive, FitsContext, BackingOff),
+    filters=_named(ServesModel, Alive, FitsContext, BackingOff, QualityFloor),
     prices=_named(RequestCost, DrainTime, Lateness),
-    pickers=_named(Cheapest, RoundRobin, LeastInflight, PowerOfTwoChoices),
-    presets=_named(headrace.PRESET, round_robin_preset.PRESET, least_inflight_preset.PRESET, p2c_preset.PRESET),
+    pickers=_named(ChanceConstrained, Cheapest, *roster.PICKERS),
+    presets=_named(headrace.PRESET, cheapest_feasible.PRESET, *roster.PRESETS),
+    learners=_named(CcrLearner, *roster.LEARNERS),
 )
 
 
@@ -106,8 +110,26 @@ def build_pipeline(spec: PolicySpec, registry: Registry = BUILT_IN) -> Pipeline:
         margin = _checked(_PipelineSettings, of_pipeline, ("settings",), "the pipeline").margin
     replaced = spec.name is None or spec.filters is not None or spec.prices is not None or spec.picker is not None
     count = len(filters)
-    return Pipeline("custom" if replaced else preset.name, tuple(built[:count]), tuple(built[count:-1]), built[-1],
-                    margin)
+    prices_built, picker_built = tuple(built[count:-1]), built[-1]
+    weighs = getattr(picker_built, "weighs", False)
+    return Pipeline(
+        "custom" if replaced else preset.name, tuple(built[:count]), prices_built, picker_built, margin,
+        weighs=weighs, lazy=weighs and not any(getattr(part, "predicts", True) for part in prices_built),
+        sample=getattr(picker_built, "sample", None) if weighs else None)
+
+
+def build_learner(spec: PolicySpec, registry: Registry = BUILT_IN) -> Learner:
+    """A fresh learner for the policy: the one that its preset names, else one that learns nothing.
+
+    A preset of which parts were replaced keeps its learner; a part that finds the belief of another learner on a view
+    goes on without.
+
+    Raises PolicyError for an unknown preset, and for a preset that names an unknown learner.
+    """
+    preset = _known("preset", registry.presets, spec.name or headrace.PRESET.name, ("name",))
+    if preset.learner is None:
+        return NoLearner()
+    return _known("learner", registry.learners, preset.learner, ("name",))()
 
 
 @dataclass(frozen=True, slots=True)

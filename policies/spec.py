@@ -65,3 +65,5 @@ class Preset:
     filters: tuple[PartSpec, ...] = STANDARD_FILTERS
     margin: float | None = None
     """See `Pipeline.margin`."""
+    learner: str | None = None
+    """Who remembers for its parts between requests (`Registry.learners`); `None`: each decision stands alone."""

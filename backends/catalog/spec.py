@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Coefficients:
     host_ms: float = 0.0
     first_token_overhead_ms: float = 0.0
     kv_capacity_tokens: int | None = None
+    chunk_tokens: int | None = None
+    """Tokens of one iteration, prompt and decode together (vLLM's `max_num_batched_tokens`); `None`: 2048."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class BackendSpec:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     coefficients: Coefficients | None = None
     api_key: str | None = field(default=None, repr=False)
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What pure functions have worked out of this spec alone, so that the next decision need not. No part of the value:
+    a copy starts with an empty one."""
 
     @property
     def identity(self) -> tuple[str, str, str, str, str]:

@@ -10,6 +10,7 @@ class Rejection(StrEnum):
     DRAINING = "draining"
     UNHEALTHY = "unhealthy"
     CONTEXT_TOO_SMALL = "context_too_small"
+    QUALITY_TOO_LOW = "quality_too_low"
     BACKING_OFF = "backing_off"
     """It was overloaded a moment ago, and named no time."""
     SILENCE_ASKED = "silence_asked"

@@ -1,8 +1,10 @@
 """In service: neither draining nor taken out by its health; half-open backends take their trial requests only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from backends.catalog.health import HealthState
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
 from policies.filters import Rejection
@@ -18,3 +20,7 @@ class Alive:
         if backend.draining or backend.spec.weight <= 0:
             return Rejection.DRAINING
         return None if backend.health.accepts(backend.in_flight_requests, now) else Rejection.UNHEALTHY
+
+    def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
+        return [view for view in views if not view.draining and view.spec.weight > 0 and (
+            view.health.state is HealthState.HEALTHY or view.health.accepts(view.in_flight_requests, now))]

@@ -5,6 +5,7 @@ limit is there to stop. Where it named none, the silence is the router's own ide
 other backend can take.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,3 +24,6 @@ class BackingOff:
         if now < backend.silence_asked_until_s:
             return Rejection.SILENCE_ASKED
         return Rejection.BACKING_OFF if now < backend.backoff_until_s else None
+
+    def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
+        return [view for view in views if not (now < view.backoff_until_s or now < view.silence_asked_until_s)]

@@ -4,6 +4,7 @@
 window, so one token of room is enough. A backend of unknown window fits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,3 +24,7 @@ class FitsContext:
         if window is None or facts.prompt_tokens + (facts.max_output_tokens or 1) <= window:
             return None
         return Rejection.CONTEXT_TOO_SMALL
+
+    def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
+        needed = facts.prompt_tokens + (facts.max_output_tokens or 1)
+        return [view for view in views if (window := view.spec.context_tokens) is None or needed <= window]

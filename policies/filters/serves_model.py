@@ -1,5 +1,6 @@
 """A backend serves one model; requests for another pass it by."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,3 +17,7 @@ class ServesModel:
 
     def __call__(self, facts: RequestFacts, backend: BackendView, fleet: FleetView, now: float) -> str | None:
         return None if backend.spec.model == facts.model else Rejection.OTHER_MODEL
+
+    def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
+        model = facts.model
+        return [view for view in views if view.spec.model == model]

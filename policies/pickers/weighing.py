@@ -1,6 +1,7 @@
 """Operator weights as pickers use them, and dice that follow weights."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import TypeVar
 
 from backends.catalog.views import BackendView
@@ -34,3 +35,27 @@ def draw(items: Sequence[T], pulls: Sequence[float], share: float) -> int:
 def toss(items: Sequence[T], pulls: Sequence[float], rng: Rng) -> T:
     """One of the items, by dice, with chances as the pulls; a single item takes no dice."""
     return items[0] if len(items) == 1 else items[draw(items, pulls, rng.random())]
+
+
+def lowest(values: Sequence[float], rng: Rng, pulls: Sequence[float] | None = None) -> int:
+    """The index of the lowest value, ties by dice: in proportion to `pulls` where given, else alike.
+
+    What is not a number counts as infinite.
+    """
+    known = [value if value == value else inf for value in values]
+    least = min(known)
+    ties = [index for index, value in enumerate(known) if value == least]
+    if len(ties) == 1:
+        return ties[0]
+    return ties[rng.randrange(len(ties))] if pulls is None else toss(ties, [pulls[index] for index in ties], rng)
+
+
+def some_of(items: Sequence[T], count: int, rng: Rng) -> Sequence[T]:
+    """So many different items by dice, in no order; all of them where there are no more."""
+    if count >= len(items):
+        return items
+    pool = list(items)
+    for index in range(count):
+        other = index + rng.randrange(len(pool) - index)
+        pool[index], pool[other] = pool[other], pool[index]
+    return pool[:count]

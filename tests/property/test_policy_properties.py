@@ -27,7 +27,7 @@ ALL_PRICES = tuple(PartSpec(name) for name in BUILT_IN.prices)
 def headrace(scale: float = 1.0) -> Pipeline:
     """Every price in money, exploration off; `scale` multiplies the exchange rates."""
     return build_pipeline(PolicySpec(
-        prices=(PartSpec("request_cost"), PartSpec("drain_time", {"price_per_s": 0.0005 * scale}),
+        "cheapest_feasible", prices=(PartSpec("request_cost"), PartSpec("drain_time", {"price_per_s": 0.0005 * scale}),
                 PartSpec("lateness", {"price_per_late_s": 0.01 * scale})),
         settings={"explore_share": 0.0, "first_request": False}))
 
@@ -214,7 +214,7 @@ def test_a_decision_is_total(
 
 @given(backends(at_least=2), st.sampled_from([0.0, 0.01, 0.1, 0.5]), st.integers(0, 1000))
 def test_exploration_stays_within_its_share(fleet: list[BackendView], share: float, seed: int) -> None:
-    pipeline = build_pipeline(PolicySpec(settings={"explore_share": share, "first_request": False}))
+    pipeline = build_pipeline(PolicySpec("cheapest_feasible", settings={"explore_share": share, "first_request": False}))
     rng, picks = Random(seed), 400
     explored = sum(
         decide(pipeline, a_request(), a_fleet(*fleet), NOW_S, rng).reason.startswith("explore") for _ in range(picks))

@@ -8,9 +8,10 @@ import pytest
 
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
+from policies.pickers.chance_constrained import ChanceConstrained
 from policies.pickers.cheapest import Cheapest
 from policies.prices.drain_time import DrainTime
-from policies.registry import BUILT_IN, PartSpec, PolicyError, PolicySpec, Registry, build_pipeline, describe
+from policies.registry import BUILT_IN, PartSpec, PolicyError, PolicySpec, Registry, build_learner, build_pipeline, describe
 from policies.spec import setting
 from tests.policy_fleet import a_backend, a_request, choose
 
@@ -22,10 +23,12 @@ def names(parts: tuple[Any, ...]) -> list[str]:
 def test_the_default_policy_is_headrace() -> None:
     pipeline = build_pipeline(PolicySpec())
     assert pipeline.name == "headrace"
-    assert names(pipeline.filters) == ["serves_model", "alive", "fits_context", "backing_off"]
-    assert names(pipeline.prices) == ["request_cost", "drain_time"]
-    assert pipeline.picker == Cheapest()
-    assert pipeline.margin == 2.0
+    assert names(pipeline.filters) == ["serves_model", "alive", "fits_context", "backing_off", "quality_floor"]
+    assert names(pipeline.prices) == ["request_cost"]
+    assert pipeline.picker == ChanceConstrained()
+    assert pipeline.margin is None
+    assert pipeline.lazy
+    assert build_learner(PolicySpec()).name == "ccr"
 
 
 @pytest.mark.parametrize("name", list(BUILT_IN.presets))
@@ -34,7 +37,8 @@ def test_every_preset_builds_under_its_name(name: str) -> None:
 
 
 def test_settings_of_a_preset_reach_the_part_that_has_them() -> None:
-    spec = PolicySpec("headrace", settings={"margin": 1.5, "price_per_s": 0.01, "explore_share": 0, "stale_after_s": 5})
+    spec = PolicySpec("cheapest_feasible", settings={
+        "margin": 1.5, "price_per_s": 0.01, "explore_share": 0, "stale_after_s": 5})
     pipeline = build_pipeline(spec)
     assert pipeline.margin == 1.5
     assert pipeline.prices[1] == DrainTime(price_per_s=0.01)
@@ -55,7 +59,8 @@ def test_a_policy_in_full() -> None:
 def test_a_preset_with_one_part_replaced() -> None:
     pipeline = build_pipeline(PolicySpec("headrace", picker=PartSpec("p2c")))
     assert pipeline.name == "custom"
-    assert names(pipeline.prices) == ["request_cost", "drain_time"]
+    assert names(pipeline.prices) == ["request_cost"]
+    assert not pipeline.weighs
     assert pipeline.picker.name == "p2c"
 
 
@@ -78,7 +83,7 @@ def test_a_preset_with_one_part_replaced() -> None:
      "must be at least 1, got 0"),
     (PolicySpec(picker=PartSpec("cheapest", {"first_request": 1})), ("picker", "first_request"),
      "must be true or false, got 1"),
-    (PolicySpec(settings={"explore_share": 2}), ("settings", "explore_share"), "must be at most 1, got 2"),
+    (PolicySpec("cheapest_feasible", settings={"explore_share": 2}), ("settings", "explore_share"), "must be at most 1, got 2"),
     (PolicySpec(settings={"margin": "two"}), ("settings", "margin"), "must be a finite number, got 'two'"),
     (PolicySpec("p2c", settings={"explore_share": 0.1}), ("settings", "explore_share"),
      "no part of this policy has a setting 'explore_share'"),
@@ -143,8 +148,9 @@ def test_describe_has_a_row_for_everything() -> None:
         assert row.doc.endswith(".")
         assert all(each.doc and each.type in ("float", "int", "bool", "str") for each in row.settings)
     preset = {each.name: each.default for each in rows["preset", "headrace"].settings}
-    assert preset == {"margin": 2.0, "reference_batch": 16, "price_per_s": 0.0005, "explore_share": 0.01,
-                      "stale_after_s": 30.0, "first_request": True}
+    assert preset == {"margin": None, "floor_bits": 0.0, "reference_batch": 32, "crowding_limit": 0.05,
+                      "value_ratio": 25.0, "stickiness": 1.05, "patience_ttft_s": 10.0, "patience_inter_token_s": 0.25,
+                      "first_request": True, "sample": 64}
 
 
 @pytest.mark.parametrize("name", list(BUILT_IN.presets))

@@ -1,0 +1,1 @@
+"""The learner of the `headrace` policy: what it believes of latency, tails, classes and caches (`policies.beliefs`)."""

@@ -1,0 +1,79 @@
+"""Beliefs that outlive a restart, as JSON values.
+
+Kept: drift, tails, cache capacity, output lengths and alpha. Not kept: what is in flight, who holds which session, and
+which prompts are cached. Age tells on them: drift fades as it does in idleness, and counts halve every hour.
+"""
+
+from collections.abc import Callable, Mapping
+from math import exp, isfinite, log
+from typing import Any
+
+from policies.beliefs.backend import BackendBelief
+from policies.beliefs.classes import ClassBelief
+from policies.beliefs.drift import faded
+from policies.beliefs.pool import MAX_CLASSES, PoolBelief
+from policies.facts import Budget
+
+VERSION = 1
+HALF_LIFE_S = 3600.0
+TAILS = ("ttft", "pace", "end")
+
+
+def export(pool: PoolBelief, backends: Mapping[str, BackendBelief]) -> dict[str, Any]:
+    """Everything worth keeping."""
+    return {
+        "v": VERSION,
+        "pool": {name: getattr(pool.tails, name).export() for name in TAILS},
+        "classes": [{"key": list(kind.key), "budget": [kind.budget.ttft_s, kind.budget.inter_token_s,
+                                                       kind.budget.e2e_s], **kind.export()}
+                    for kind in pool.classes.values()],
+        "backends": {name: {"drift": belief.drift.log_ratio, "cache_tokens": belief.cache.capacity_tokens
+                            if belief.cache.learned else None,
+                            **{tail: getattr(belief, tail).export() for tail in TAILS}}
+                     for name, belief in backends.items()},
+    }
+
+
+def restore(state: Mapping[str, Any], age_s: float, pool: PoolBelief,
+            backend: Callable[[str], BackendBelief]) -> None:
+    """Take over what `export` gave, `age_s` ago. What makes no sense is passed over."""
+    if not isinstance(state, Mapping) or state.get("v") != VERSION:
+        return
+    age_s = max(0.0, age_s) if isfinite(age_s) else HALF_LIFE_S * 100
+    kept = exp(-log(2) * min(age_s / HALF_LIFE_S, 100.0))
+    tails = state.get("pool")
+    if isinstance(tails, Mapping):
+        for name in TAILS:
+            getattr(pool.tails, name).restore(tails.get(name), kept)
+    for row in _rows(state.get("classes")):
+        _restore_class(row, kept, pool)
+    named = state.get("backends")
+    for name, row in named.items() if isinstance(named, Mapping) else ():
+        if isinstance(row, Mapping) and isinstance(name, str):
+            _restore_backend(row, kept, age_s, backend(name))
+
+
+def _rows(value: object) -> list[Mapping[str, Any]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def _restore_class(row: Mapping[str, Any], kept: float, pool: PoolBelief) -> None:
+    key, promised = row.get("key"), row.get("budget")
+    if not (isinstance(key, list) and isinstance(promised, list) and len(promised) == 3):
+        return
+    if not all(each is None or isinstance(each, str | int | float) for each in [*key, *promised]):
+        return
+    if len(pool.classes) < MAX_CLASSES or tuple(key) in pool.classes:
+        kind = pool.classes.setdefault(tuple(key), ClassBelief(tuple(key), Budget(*promised)))
+        kind.restore(dict(row), kept)
+
+
+def _restore_backend(row: Mapping[str, Any], kept: float, age_s: float, belief: BackendBelief) -> None:
+    for name in TAILS:
+        getattr(belief, name).restore(row.get(name), kept)
+    drift, cache_tokens = row.get("drift"), row.get("cache_tokens")
+    if isinstance(drift, int | float) and isfinite(drift):
+        belief.drift.set(log(max(1e-3, faded(exp(max(-3.0, min(3.0, drift))), age_s))))
+    if isinstance(cache_tokens, int | float) and 0 < cache_tokens < 1e9:
+        belief.cache.capacity_tokens, belief.cache.learned = float(cache_tokens), True
+    belief.version += 1
