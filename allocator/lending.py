@@ -1,0 +1,241 @@
+"""The lender's side: which replicas to offer, when to withdraw an offer, when to recall, when to send a loan home.
+
+Level-triggered: each pass compares what is away with what the router says may be (`Supply`), so a lost message or a
+restart changes nothing for long.
+
+    offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`
+    withdraw  an offer is older than `offer_ttl_s`, wanted by nobody, or more than is lendable
+    recall    spare < loans that stay: the difference, by `allocator.recall`, due in the loan's grace
+    give back no run on it for `idle_return_s`
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from allocator.estimate import duration_s, expected_end_s, lost_unit_s
+from allocator.events import ClaimMade, Event, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn
+from allocator.loan.loan import Loan
+from allocator.loan.states import AWAY, LoanState
+from allocator.model.inventory import Backend, BackendState, Supply
+from allocator.model.jobs import JobState, Run
+from allocator.model.pools import PoolKind
+from allocator.model.world import Claim, World
+from allocator.picture import Free
+from allocator.placement.topology import grouped, joined, without
+from allocator.queueing.bench import Bench, memory_fits, why
+from allocator.queueing.fitting import may_borrow, place_near_data
+from allocator.queueing.passing import Waiting
+from allocator.reasons import Reason
+from allocator.recall import choose_cells
+
+JOBS_OFFERED_TO = 8
+"""Waiting jobs that a pass looks for loans for: the search is the dearest part of a pass."""
+
+
+def staying(world: World, pool: str, card: str) -> list[Loan]:
+    """Loans that are out and not on their way home."""
+    return [loan for loan in world.loans.values() if loan.state is LoanState.LENT
+            and loan.recall_deadline_s is None and (loan.lender, loan.card) == (pool, card)]
+
+
+def away(world: World, pool: str, card: str) -> int:
+    """Replicas that the lender does without, those on their way home included."""
+    return sum(loan.state in AWAY and (loan.lender, loan.card) == (pool, card) for loan in world.loans.values())
+
+
+def offered(world: World, pool: str, card: str) -> list[Loan]:
+    return [loan for loan in world.loans.values()
+            if loan.state is LoanState.OFFERED and (loan.lender, loan.card) == (pool, card)]
+
+
+def recall_slack(world: World, now_s: float) -> Iterator[Event]:
+    """Recalls for each lender that will need more than it has within the recall lead."""
+    for (pool, card), supply in world.supplies.items():
+        out = staying(world, pool, card)
+        short = len(out) - max(0, supply.spare)
+        if short > 0:
+            yield from recall(world, now_s, out, short, Reason.SLACK_NEGATIVE)
+
+
+def recall(world: World, now_s: float, among: list[Loan], replicas: int, reason: Reason,
+           grace_s: float | None = None) -> list[Event]:
+    """Recalls of so many of these loans, chosen for the least lost work. Also the operator's "so many back".
+
+    Less grace than was promised is for `Reason.P99_EMERGENCY` alone; with any other reason the event is refused.
+    """
+    by_device = {device: loan for loan in among for device in loan.devices}
+    lies_on: dict[str, set[str]] = {}
+    for device, run in world.holders.items():
+        if device in by_device:
+            lies_on.setdefault(run, set()).add(by_device[device].id)
+    weights = {run: _loss(world, world.runs[run], by_device, now_s, among) for run in lies_on}
+    chosen = choose_cells(replicas, {loan.id: 1.0 for loan in among}, weights, lies_on)
+    by_id = {loan.id: loan for loan in among}
+    return [LoanRecalled(at_s=now_s, loan=name, epoch=by_id[name].epoch,
+                         deadline_s=now_s + (by_id[name].grace_s if grace_s is None else grace_s),
+                         why=why(world, reason, f"{replicas} of {len(among)} {by_id[name].card} replicas"))
+            for name in chosen]
+
+
+def _loss(world: World, run: Run, by_device: dict[str, Loan], now_s: float, among: list[Loan]) -> float:
+    """What a recall loses of this run: nothing where it ends in time by itself, leaves anyway, or can do with less."""
+    soonest_s = now_s + min((loan.grace_s for loan in among), default=0.0)
+    if run.stopping or expected_end_s(run, now_s) <= soonest_s - world.config.rules.kill_margin_s:
+        return 0.0
+    held = sum(device in by_device for device in run.devices)
+    return 0.0 if len(run.devices) - held >= run.gang_min else lost_unit_s(world, run, now_s)
+
+
+def withdraw(world: World, now_s: float) -> Iterator[Event]:
+    """Offers that have waited too long, or that the lender can no longer afford."""
+    gone: set[str] = set()
+    for loan in world.loans.values():
+        if loan.state is LoanState.OFFERED and now_s >= loan.offered_s + world.config.rules.offer_ttl_s:
+            gone.add(loan.id)
+            yield _withdrawn(world, loan, now_s, Reason.OFFER_EXPIRED)
+    for (pool, card), supply in world.supplies.items():
+        pending = [loan for loan in offered(world, pool, card) if loan.id not in gone]
+        over = away(world, pool, card) + len(pending) - supply.lendable
+        for loan in sorted(pending, key=lambda loan: -loan.epoch)[:max(0, over)]:
+            yield _withdrawn(world, loan, now_s, Reason.SURPLUS_GONE)
+
+
+def withdraw_unwanted(world: World, now_s: float) -> Iterator[Event]:
+    """Offers that no claim waits for any more."""
+    wanted = {name for claim in world.claims.values() for name in claim.loans}
+    for loan in world.loans.values():
+        if loan.state is LoanState.OFFERED and loan.id not in wanted:
+            yield _withdrawn(world, loan, now_s, Reason.NOT_WANTED)
+
+
+def _withdrawn(world: World, loan: Loan, now_s: float, reason: Reason) -> Event:
+    return LoanWithdrawn(at_s=now_s, loan=loan.id, epoch=loan.epoch, why=why(world, reason))
+
+
+def give_back(world: World, now_s: float) -> Iterator[Event]:
+    """Loans that nobody has used for a while."""
+    for loan in world.loans.values():
+        if (loan.state is LoanState.LENT and loan.idle_since_s is not None and world.is_empty(loan.devices)
+                and now_s - loan.idle_since_s >= world.config.rules.idle_return_s
+                and not any(device in world.claimed for device in loan.devices)):
+            yield LoanGivenBack(at_s=now_s, loan=loan.id, epoch=loan.epoch, why=why(world, Reason.IDLE))
+
+
+@dataclass(slots=True)
+class _Lender:
+    supply: Supply
+    candidates: list[Backend]
+    may: int
+
+
+def offer(bench: Bench, blocked: list[Waiting]) -> list[Event]:
+    """Offers, each with the claim of the gang that they are for. One gang's offers come together or not at all."""
+    if bench.pool.kind is not PoolKind.TRAINING or not blocked:
+        return []
+    lenders: dict[str, list[_Lender]] = {}
+    for lender in _lenders(bench.world, bench.now_s):
+        lenders.setdefault(lender.supply.card, []).append(lender)
+    events: list[Event] = []
+    for waiting in blocked[:JOBS_OFFERED_TO] if lenders else ():
+        for card in waiting.cards:
+            made = next((made for lender in lenders.get(card, ())
+                         if (made := _offer_for(bench, waiting.state, card, lender))), None)
+            if made:
+                events += made
+                break
+    return events
+
+
+def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
+    rules = world.config.rules
+    for (pool, card), supply in world.supplies.items():
+        lender = world.config.pool(pool)
+        if (lender is None or lender.kind is not PoolKind.INFERENCE
+                or not now_s - supply.at_s <= rules.supply_fresh_s):
+            continue
+        held = sum(now_s - since_s >= rules.surplus_hold_s for since_s in supply.held_since_s)
+        may = min(held, supply.lendable) - away(world, pool, card) - len(offered(world, pool, card))
+        candidates = [backend for backend in world.backends.values()
+                      if (backend.pool, backend.card, backend.state) == (pool, card, BackendState.SERVING)
+                      and backend.name not in world.loans and _lendable(world, backend)]
+        if may > 0 and candidates:
+            yield _Lender(supply, sorted(candidates, key=lambda backend: (_where(world, backend), backend.name)), may)
+
+
+def _lendable(world: World, backend: Backend) -> bool:
+    return world.is_empty(backend.devices) and not any(
+        device in world.conditions or device in world.loaned for device in backend.devices)
+
+
+def _where(world: World, backend: Backend) -> tuple[str, str, str]:
+    node = world.nodes[backend.devices[0].rpartition(":")[0]]
+    return (node.pod, node.leaf, node.name)
+
+
+def _offer_for(bench: Bench, state: JobState, card: str, lender: _Lender) -> list[Event]:
+    """The offers of the fewest neighbouring replicas with which the gang fits; none where it does not."""
+    job, world, rules = state.job, bench.world, bench.world.config.rules
+    length_s = duration_s(world, state, card, job.gang_min)
+    if not may_borrow(bench, state, length_s):
+        return []
+    reserved = [device for other in bench.reservations.get(card, ()) if other.job != job.id for device in other.devices]
+    free = memory_fits(bench.nodes, without(joined(bench.free.get(card, {}), bench.lent.get(card, {})), reserved),
+                       job.memory_gb)
+    here = sum(map(len, free.values()))
+    for count in range(1, min(lender.may, len(lender.candidates)) + 1):
+        for first in range(len(lender.candidates) - count + 1):
+            backends = lender.candidates[first:first + count]
+            brought = [device for backend in backends for device in backend.devices]
+            if here + len(brought) < job.gang_min:
+                continue
+            together = joined(free, memory_fits(bench.nodes, grouped(brought), job.memory_gb))
+            devices = place_near_data(bench, state, together, job.gang_min)
+            if devices is not None and _used(backends, devices) and _admits_with(bench, state, card, len(brought)):
+                lender.may -= count
+                lender.candidates = [other for other in lender.candidates if other not in backends]
+                devices = _as_large_as_can_be(bench, state, card, together, devices)
+                return _offers(bench, state, card, backends, devices, rules.offer_ttl_s)
+    return []
+
+
+def _as_large_as_can_be(bench: Bench, state: JobState, card: str, together: Free,
+                        devices: tuple[str, ...]) -> tuple[str, ...]:
+    """An elastic gang takes all that comes with the replicas that it needs anyway."""
+    job = state.job
+    size = min(job.gang_max, sum(map(len, together.values())))
+    if size <= len(devices) or not bench.ledger.admits(job.queue, card, job.family, size):
+        return devices
+    return place_near_data(bench, state, together, size) or devices
+
+
+def _used(backends: Iterable[Backend], devices: tuple[str, ...]) -> bool:
+    """Whether the gang stands on each of them: an offer that it does not need would come for nothing."""
+    return all(not set(devices).isdisjoint(backend.devices) for backend in backends)
+
+
+def _admits_with(bench: Bench, state: JobState, card: str, brought: int) -> bool:
+    job = state.job
+    bench.ledger.grow(card, brought)
+    if bench.ledger.admits(job.queue, card, job.family, job.gang_min):
+        return True
+    bench.ledger.grow(card, -brought)
+    return False
+
+
+def _offers(bench: Bench, state: JobState, card: str, backends: list[Backend], devices: tuple[str, ...],
+            ttl_s: float) -> list[Event]:
+    world, rules, job = bench.world, bench.world.config.rules, state.job
+    events: list[Event] = []
+    for backend in backends:
+        bench.epoch += 1
+        loan = Loan(
+            id=backend.name, epoch=bench.epoch, lender=backend.pool, borrower=bench.pool.name, card=card,
+            devices=backend.devices, promised_min_s=rules.promised_min_s, grace_s=rules.grace_s,
+            coefficients=world.active, offered_s=bench.now_s)
+        events.append(LoanOffered(at_s=bench.now_s, loan=loan, why=bench.why(Reason.SURPLUS, f"for {job.id}")))
+    claim = Claim(job.id, bench.pool.name, card, devices, bench.now_s, bench.now_s + ttl_s,
+                  tuple(backend.name for backend in backends))
+    events.append(ClaimMade(at_s=bench.now_s, claim=claim, why=bench.why(Reason.SURPLUS)))
+    bench.take(card, devices, None)
+    bench.ledger.use(job.queue, card, job.family, len(devices))
+    return events

@@ -1,0 +1,1 @@
+"""Where a gang goes: which devices (`topology`), and which of the card types that its job allows (`cards`)."""

@@ -1,0 +1,86 @@
+"""What keeps a job from a pool or a card before devices come into it: the causes that waiting alone does not cure."""
+
+from allocator.model.jobs import JobState
+from allocator.model.pools import Pool, PoolKind, pool_of_queue
+from allocator.model.world import World
+from allocator.queueing.bench import Bench, Verdict
+from allocator.reasons import Pending
+
+
+def gate_of_pool(world: World, state: JobState) -> Pool | Verdict:
+    """The pool that the job waits for, or why there is none."""
+    job = state.job
+    if world.config.queue(job.queue) is None:
+        return Verdict(job.id, Pending.QUEUE_UNKNOWN, {"queue": job.queue})
+    pool = pool_of_queue(world.config, job.queue)
+    if pool is None or pool.kind is PoolKind.INFERENCE:
+        return Verdict(job.id, Pending.NO_JOBS_HERE, {"queue": job.queue, "pool": pool.name if pool else "none"})
+    return pool
+
+
+def cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]:
+    """The allowed cards on which the job can run at all, now or later; with none, why (the nearest miss).
+
+    A card that is out of service or on paper only never stands in the way of another one (P59, P68). Jobs that are
+    alike get one answer a world.
+    """
+    job = state.job
+    alike = ("cards", job.queue, job.cards, job.family, job.gang_min, job.memory_gb)
+    memo: dict[object, tuple[list[str], Verdict | None]] = bench.world.memo.setdefault("gates", {})
+    known = memo.get(alike)
+    if known is None:
+        known = memo[alike] = _cards_for(bench, state)
+    able, verdict = known
+    return able, verdict and Verdict(job.id, verdict.code, verdict.facts)
+
+
+def _cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]:
+    job, table, pool = state.job, bench.world.coefficients, bench.pool.name
+    able: list[str] = []
+    misses: list[tuple[int, Pending, dict[str, object]]] = []
+    for card in job.cards:
+        key = (pool, card)
+        facts: dict[str, object] = {"card": card, "needs": job.gang_min}
+        have = bench.picture.inventory.get(key, 0) + bench.picture.borrowed_in.get(key, 0)
+        lendable = _lendable_devices(bench, card)
+        if not table.knows(card):
+            misses.append((0, Pending.CARD_UNKNOWN, facts))
+        elif table.speed(card, job.family, job.gang_min) <= 0.0:
+            misses.append((1, Pending.CARD_CANNOT, facts | {"family": job.family}))
+        elif have + lendable == 0:
+            misses.append((2, Pending.NO_SUCH_CARD, facts | {"pool": pool}))
+        elif not _memory(bench, card, job.memory_gb):
+            misses.append((3, Pending.MEMORY, facts | {"memory_gb": job.memory_gb}))
+        elif have + lendable < job.gang_min:
+            misses.append((4, Pending.GANG_TOO_LARGE, facts | {"have": have, "lendable": lendable}))
+        elif not bench.ledger.within_limits(job.queue, card, job.family, job.gang_min, empty=True):
+            misses.append((5, Pending.QUOTA_LIMIT, facts | {"queue": job.queue}))
+        elif bench.devices.get(card, 0) + lendable < job.gang_min:
+            misses.append((6, Pending.NOT_HEALTHY, facts | {"healthy": bench.devices.get(card, 0)}))
+        else:
+            able.append(card)
+    if able:
+        return able, None
+    _, code, facts = max(misses, key=lambda miss: miss[0])
+    return [], Verdict(job.id, code, facts | {"rejected": "; ".join(f"{f['card']}: {c.value}" for _, c, f in misses)})
+
+
+def _lendable_devices(bench: Bench, card: str) -> int:
+    """Devices of the card that inference pools could lend at most: what a job may hope for."""
+    if bench.pool.kind is not PoolKind.TRAINING:
+        return 0
+    known: int | None = bench.picture.world.memo.get(f"lendable {card}")
+    if known is None:
+        world = bench.world
+        known = sum(len(backend.devices) for backend in world.backends.values()
+                    if backend.card == card and backend.name not in world.loans)
+        world.memo[f"lendable {card}"] = known
+    return known
+
+
+def _memory(bench: Bench, card: str, memory_gb: float) -> bool:
+    known: float | None = bench.world.memo.get(f"memory {card}")
+    if known is None:
+        known = max((node.memory_gb for node in bench.nodes.values() if node.card == card), default=0.0)
+        bench.world.memo[f"memory {card}"] = known
+    return known >= memory_gb

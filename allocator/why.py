@@ -1,0 +1,77 @@
+"""Why a job waits: the first thing that would have to change, as a code, its figures, and a sentence."""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from allocator.model.world import World
+from allocator.plan import survey
+from allocator.queueing.bench import Verdict
+from allocator.reasons import Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    job: str
+    code: Pending
+    facts: dict[str, object]
+    sentence: str
+
+
+def why_pending(world: World, job: str, now_s: float) -> Answer | None:
+    """The answer for one job; `None` where no such job is known."""
+    state = world.jobs.get(job)
+    if state is None:
+        return None
+    if state.run is not None:
+        return answer(Verdict(job, Pending.NOT_WAITING, {"run": state.run}), now_s)
+    return answer(survey(world, now_s).verdicts.get(job, Verdict(job, Pending.NEXT_TICK)), now_s)
+
+
+def answer(verdict: Verdict, now_s: float) -> Answer:
+    facts = dict(verdict.facts)
+    words: dict[str, object] = {**dict.fromkeys(_FIELDS, "?"), **facts}
+    for key in ("at_s", "until_s"):
+        value = facts.get(key)
+        words[f"in_{key}"] = _span(value - now_s if isinstance(value, float) else inf)
+    words["in_s"] = _span(facts["in_s"] if isinstance(facts.get("in_s"), float) else inf)
+    if isinstance(facts.get("available"), float):
+        words["available"] = f"{facts['available']:g}"
+    sentence = _SENTENCES[verdict.code].format_map(words)
+    if "; " in str(facts.get("rejected", "")):
+        sentence += f" (By card: {facts['rejected']}.)"
+    return Answer(verdict.job, verdict.code, facts, sentence)
+
+
+def _span(seconds: object) -> str:
+    if not isinstance(seconds, float) or not isfinite(seconds):
+        return "nobody can say when"
+    if seconds < 120.0:
+        return f"in about {max(0.0, seconds):.0f} s"
+    return f"in about {seconds / 60.0:.0f} min" if seconds < 7200.0 else f"in about {seconds / 3600.0:.1f} h"
+
+
+_FIELDS = ("queue", "pool", "card", "needs", "family", "memory_gb", "have", "lendable", "healthy", "available",
+           "free", "widest", "job", "instead_of", "devices", "run", "rejected")
+
+_SENTENCES = {
+    Pending.NOT_WAITING: "It is not waiting: run {run} holds devices.",
+    Pending.QUEUE_UNKNOWN: "Queue {queue} is not declared: declare it, or submit to another.",
+    Pending.NO_JOBS_HERE: "Queue {queue} leads to pool {pool}, which runs no jobs: submit to a training pool.",
+    Pending.CARD_UNKNOWN: "Card {card} is not in the coefficients in force: measure it, or use its name there.",
+    Pending.CARD_CANNOT: "Card {card} was measured not to run {family} with {needs} devices: allow another card.",
+    Pending.MEMORY: "No {card} has {memory_gb} GB: ask for less memory, or allow another card.",
+    Pending.NO_SUCH_CARD: "Pool {pool} has no {card} and may borrow none: allow another card.",
+    Pending.GANG_TOO_LARGE: "It needs {needs} {card}, the pool has {have} and could borrow {lendable}: ask for fewer.",
+    Pending.NOT_HEALTHY: "It needs {needs} {card}, only {healthy} are healthy: nodes have to come back.",
+    Pending.POOL_CLOSED: "Pool {pool} is outside of its dates.",
+    Pending.WINDOW_CLOSED: "None of its time windows is open.",
+    Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than queue {queue} may ever borrow: raise its limit.",
+    Pending.QUOTA_BUSY: "Queue {queue} may take {available} more of {card}, it needs {needs}: its own jobs must end.",
+    Pending.QUOTA_KEPT: "{free} {card} are free, but kept for the guarantees of other queues than {queue}.",
+    Pending.CLAIM: "{devices} {card} are kept for it and are being freed.",
+    Pending.DEVICES_BUSY: "It needs {needs} {card}, {free} are free: enough are expected {in_at_s}.",
+    Pending.FRAGMENTED: "{free} {card} are free, but not {needs} within one {widest}.",
+    Pending.BEHIND_RESERVATION: "{card} devices are free, but it would delay {job}, which starts {in_at_s}.",
+    Pending.BETTER_CARD: "It could start on {instead_of}, but is expected to be done sooner on {card}, {in_s}.",
+    Pending.NEXT_TICK: "Nothing is in its way: it starts with the next pass.",
+}

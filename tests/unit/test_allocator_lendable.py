@@ -1,0 +1,183 @@
+"""How much may be lent, and the flow of offers: hysteresis, withdrawal, recall for lack of slack, giving back."""
+
+from math import nan
+from typing import Any
+
+import pytest
+
+from allocator.effects import EffectKind, outstanding
+from allocator.events import LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn, RunPlaced
+from allocator.lendable import Demand, needed_replicas, supply_of
+from allocator.loan.states import LoanState
+from allocator.model.inventory import Supply
+from allocator.reasons import Reason
+from tests.allocator_worlds import Stage, a_config, a_job, a_node, a_stage, lent_stage, only
+
+
+def figures(forecast: list[tuple[float, float]], healthy: int = 10, per_replica: float | None = 2.0) -> Supply | None:
+    return supply_of("inference", "v100", healthy, [Demand(*step) for step in forecast], per_replica, 1,
+                     loan_horizon_s=1800.0, recall_lead_s=120.0)
+
+
+def test_the_peak_within_each_window_decides() -> None:
+    """10 replicas, 1 of headroom, 2 requests/s each: 4/s need 2, 9/s after a minute 5, 15/s after ten minutes 8."""
+    found = figures([(0.0, 4.0), (60.0, 9.0), (600.0, 15.0), (4000.0, 20.0)])
+    assert found == Supply("inference", "v100", lendable=1, spare=4)
+
+
+def test_a_demand_over_capacity_lends_nothing_and_calls_back() -> None:
+    found = figures([(0.0, 30.0)])
+    assert found is not None
+    assert (found.lendable, found.spare) == (0, -6)
+
+
+def test_rounding_needs_no_further_replica() -> None:
+    assert needed_replicas(0.3 * 3, 0.3) == 3
+    assert needed_replicas(0.0, 0.3) == 0
+
+
+@pytest.mark.parametrize(("forecast", "per_replica"), [
+    ([], 2.0), ([(0.0, 1.0)], None), ([(0.0, 1.0)], 0.0), ([(0.0, nan)], 2.0), ([(60.0, 1.0)], 2.0)])
+def test_unknown_is_not_zero_demand(forecast: list[tuple[float, float]], per_replica: float | None) -> None:
+    assert figures(forecast, per_replica=per_replica) is None
+
+
+def test_an_offer_is_never_recalled_by_the_forecast_that_it_was_made_on() -> None:
+    found = figures([(0.0, 4.0), (300.0, 13.0)])
+    assert found is not None
+    assert found.lendable <= found.spare
+
+
+def lender(**rules: Any) -> Stage:
+    return a_stage(a_node("t", "k80"), a_node("i0", pool="inference"), a_node("i1", pool="inference"), backends=4,
+                   config=a_config(**rules))
+
+
+def test_a_surplus_is_offered_once_it_has_held() -> None:
+    stage = lender(surplus_hold_s=100.0).supply(2)
+    assert only(LoanOffered, stage.submit_and_tick(a_job("j", gang=8))) == []
+    stage.now_s = 60.0
+    stage.supply(1).supply(2)
+    assert only(LoanOffered, stage.tick(100.0)) == [], "only one of the two replicas was spare all the time"
+    assert len(only(LoanOffered, stage.tick(160.0))) == 2
+
+
+def test_stale_news_offers_nothing() -> None:
+    stage = lender(supply_fresh_s=60.0).supply(2)
+    stage.now_s = 61.0
+    assert only(LoanOffered, stage.submit_and_tick(a_job("j", gang=4))) == []
+
+
+def test_nobody_waits_so_nothing_is_offered() -> None:
+    assert lender().supply(2).tick() == []
+
+
+def test_no_more_is_offered_than_the_gang_needs() -> None:
+    assert len(only(LoanOffered, lender().supply(2).submit_and_tick(a_job("j", gang=3)))) == 1
+
+
+def test_I11_no_more_is_offered_than_is_lendable() -> None:
+    stage = lender().supply(1)
+    assert only(LoanOffered, stage.submit_and_tick(a_job("j", gang=8), a_job("k", gang=8))) == []
+    assert len(only(LoanOffered, stage.submit_and_tick(a_job("l", gang=4), a_job("m", gang=4)))) == 1
+
+
+def test_I11_what_is_away_counts_against_what_may_be() -> None:
+    stage = lent_stage(2, gang=4)
+    stage.supply(1)
+    assert only(LoanOffered, stage.submit_and_tick(a_job("k", gang=4))) == []
+    stage.supply(2)
+    assert len(only(LoanOffered, stage.tick(11.0))) == 1
+    stage.submit_and_tick(a_job("l", gang=4))
+    assert len(stage.world.loans) == 2
+
+
+def test_a_gang_starts_when_all_its_offers_are_released() -> None:
+    stage = lender().supply(2)
+    stage.submit_and_tick(a_job("j", gang=8))
+    drains = [effect for effect in outstanding(stage.world) if effect.kind is EffectKind.DRAIN]
+    assert len(drains) == 2
+    assert stage.pending("j").value == "claim"
+    stage.obey()
+    (placed,) = only(RunPlaced, stage.tick(5.0))
+    assert placed.why.reason is Reason.CLAIM_READY
+    assert {loan.state for loan in stage.world.loans.values()} == {LoanState.LENT}
+
+
+def test_an_offer_ends_with_its_time_or_with_the_surplus() -> None:
+    stage = lender(offer_ttl_s=100.0).supply(2)
+    stage.submit_and_tick(a_job("j", gang=4))
+    stage.supply(0)
+    (gone,) = only(LoanWithdrawn, stage.tick(1.0))
+    assert gone.why.reason is Reason.SURPLUS_GONE
+    assert stage.world.loans == {}
+    assert stage.world.claims == {}
+
+    stage.supply(2).tick(2.0)
+    assert len(stage.world.loans) == 1
+    (late,) = only(LoanWithdrawn, stage.supply(0, 2).tick(102.0))
+    assert late.why.reason is Reason.OFFER_EXPIRED
+
+
+def test_a_cancelled_job_wants_no_offer() -> None:
+    from allocator.events import JobCancelled
+    stage = lender().supply(2)
+    stage.submit_and_tick(a_job("j", gang=4))
+    (gone,) = only(LoanWithdrawn, stage.happens(JobCancelled(at_s=1.0, job="j")).tick(1.0))
+    assert gone.why.reason is Reason.NOT_WANTED
+
+
+def test_too_little_slack_recalls_the_difference() -> None:
+    stage = lent_stage(3, gang=4)
+    stage.submit_and_tick(a_job("k", gang=4), a_job("l", gang=4))
+    stage.obey().tick()
+    stage.obey(EffectKind.START)
+    assert len(stage.runs()) == 3
+    stage.supply(0, spare=2)
+    (recalled,) = only(LoanRecalled, stage.tick(20.0))
+    assert recalled.why.reason is Reason.SLACK_NEGATIVE
+    assert recalled.deadline_s == 80.0
+    # The demand goes on falling short of hope: one more, not all again.
+    stage.supply(0, spare=1)
+    assert len(only(LoanRecalled, stage.tick(21.0))) == 1
+
+
+def test_an_idle_loan_goes_home() -> None:
+    stage = lent_stage(1, gang=4)
+    stage.now_s = 100.0
+    stage.ends("j")
+    assert stage.tick(129.0) == []
+    (back,) = only(LoanGivenBack, stage.tick(130.0))
+    assert back.why.reason is Reason.IDLE
+    assert stage.loan().state is LoanState.RETURNING
+    stage.obey()
+    assert stage.world.loans == {}
+    assert {backend.state.value for backend in stage.world.backends.values()} == {"released"}
+    stage.obey()
+    assert {backend.state.value for backend in stage.world.backends.values()} == {"serving"}
+    stage.replays()
+
+
+def test_the_next_job_may_have_an_idle_loan() -> None:
+    stage = lent_stage(1, gang=4)
+    stage.submit_and_tick(a_job("next", gang=2))
+    assert stage.pending("next").value == "devices_busy"
+    stage.now_s = 100.0
+    stage.ends("j")
+    assert len(only(RunPlaced, stage.tick(101.0))) == 1
+    assert stage.loan().idle_since_s is None
+
+
+def test_a_job_that_cannot_save_its_work_borrows_only_within_the_promise() -> None:
+    stage = lender(promised_min_s=1000.0).supply(2)
+    events = stage.submit_and_tick(a_job("long", gang=4, checkpoint=None, work_unit_s=8000.0))
+    assert only(LoanOffered, events) == []
+    events = stage.submit_and_tick(a_job("short", gang=4, checkpoint=None, work_unit_s=3600.0))
+    assert len(only(LoanOffered, events)) == 1
+
+
+def test_a_loan_that_is_mostly_restart_is_not_worth_it() -> None:
+    from allocator.model.jobs import Checkpoint
+    stage = lender(promised_min_s=1000.0).supply(2)
+    slow = Checkpoint(None, 10.0, restart_s=700.0)
+    assert only(LoanOffered, stage.submit_and_tick(a_job("j", gang=4, checkpoint=slow, work_unit_s=1e6))) == []
