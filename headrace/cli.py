@@ -15,6 +15,8 @@ from typing import Annotated
 
 import typer
 
+from headrace import allocator_cli
+
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -116,6 +118,37 @@ def bench_gateway(
         quick=quick, repeat=repeat, seconds=seconds, time_limit_s=time_limit, peer_bin=tuple(peer_bin or ()),
         report=report, judge=judge, json=json,
     )))
+
+
+@app.command(short_help="Simulate policies on unlike cards, on a virtual clock.")
+def sim(
+    what: Annotated[str, typer.Argument(
+        help="Scenarios by commas, `all`, `list`, `capacity`, `validate`, `training` or `lending`.")],
+    of: Annotated[str, typer.Argument(help="With `capacity`: the scenarios to sweep.")] = "burst",
+    pool: Annotated[str, typer.Option(help="site, fitted-owned or fitted-list; site:64 is 64 backends.")] = "site",
+    policies: Annotated[str, typer.Option(help="Presets by commas; NAME:SETTING=VALUE sets one.")] = "",
+    seeds: Annotated[str, typer.Option(help="Such as 1-5 or 1,2,7; left out: the usual.")] = "",
+    rate: Annotated[float | None, typer.Option(min=0.01, help="Requests a second instead of the usual.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Seconds in which requests arrive.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.1, help="With `lending`: days instead of two weeks.")] = None,
+    trace_dir: Annotated[Path | None, typer.Option(
+        envvar="HEADRACE_TRACE_DIR", help="Folder with whole traces; left out: the extracts that are shipped.")] = None,
+    bound: Annotated[bool, typer.Option("--bound", help="Hold each run against the clairvoyant bound.")] = False,
+    target: Annotated[float, typer.Option(help="With `capacity`: the in-budget share to hold.")] = 0.99,
+    rates: Annotated[str, typer.Option(help="With `capacity`: rates by commas instead of the usual ladder.")] = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts here.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 1,
+    timing: Annotated[bool, typer.Option("--timing", help="Put decision times, which vary, into the JSON.")] = False,
+    json: Json = False,
+) -> None:
+    """Run scenarios under policies in a discrete-event world, the same to the byte from the same seed."""
+    from loadtest.sim.command import SimOptions, run
+
+    options = SimOptions(
+        scenarios=of if what == "capacity" else what, pool=pool, policies=tuple(filter(None, policies.split(","))),
+        seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, jobs=jobs, trace_dir=trace_dir, html=html, json=json,
+        bound=bound, timing=timing, target=target, rates=rates)
+    raise typer.Exit(run(what, options))
 
 
 @app.command(short_help="Measure what is promised of faults, aborts and bad input.")
@@ -224,6 +257,9 @@ def version(json: Json = False) -> None:
         _print_json({"version": found})
     else:
         print(found)
+
+
+allocator_cli.add_to(app)
 
 
 def main() -> None:

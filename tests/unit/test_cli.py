@@ -21,6 +21,7 @@ from headrace.status import AdminError, fetch_fleet, layout, request_reload, sho
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
+    "sim", "allocate", "jobs", "pools", "loans", "recall", "quota", "top",
 ]
 FLEET: dict[str, Any] = {
     "config_hash": "0123456789ab", "policy": "headrace",
