@@ -5,27 +5,26 @@ requests are cancelled (encode/httpcore#1093), and a router cancels whenever a c
 lose: a connection is either idle in the pool or owned by exactly one response, and a response that is closed early
 closes its socket, which is how every engine learns that nobody listens any more.
 
-Bytes arrive by callback. A body is either read, at one future per wait and never a task, or followed: handed on by
-callback as it comes, at no future at all. A reader that falls behind and a follower that says so stop the socket, so a
-slow client slows its engine down rather than filling the router's memory.
+Everything happens in the socket's callbacks: an `UpstreamCall` is told of its head, its body piece by piece and its end
+as they come, without a task or a future. Only a connection that has to be made first takes a task. A call that says so
+stops the socket, so a slow client slows its engine down rather than filling the router's memory.
 """
 
 import asyncio
+import math
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from backends.addresses import Addresses, Resolve, resolve
 
-HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
-MAX_KEPT_HEADS = 64
-HeaderTuple = tuple[tuple[bytes, bytes], ...]
+Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamFault(StrEnum):
@@ -64,52 +63,162 @@ class PoolLimits:
     """Also the bound on how long a changed DNS record stays unnoticed."""
 
 
-class Sink(Protocol):
-    """Takes a body as it comes. Called from the socket's callbacks; must not raise."""
+class UpstreamCall:
+    """One request to a backend, from the choice of a connection to the answer's end; a class for the asker to extend.
 
-    def body(self, data: bytes) -> None: ...
-    def end(self) -> None: ...
-    def fail(self, error: UpstreamError) -> None: ...
+    The hooks (`on_…`) are called from the socket's callbacks. After `on_end`, `on_failure`, `on_crash` or `leave`, none
+    is called any more and the call may post again.
+    """
+
+    __slots__ = (
+        "_connect_timeout_s", "_connection", "_dialing", "_head_deadline_s", "_pool", "_unanswered", "header",
+        "headers", "status",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._dialing: asyncio.Task[None] | None = None
+        self._unanswered: bytes | None = None
+        """Kept until the answer begins: it may have to be written once more."""
+        self.status = 0
+        """Of the answer; 0 before its head has come."""
+        self.headers: Headers = []
+        """Of the answer, names in lower case."""
+        self.header: dict[bytes, bytes] = {}
+        """The same by name: of several that share one, the first."""
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def on_head(self) -> None:
+        """`status` and `headers` have come."""
+        raise NotImplementedError
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body, never empty."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The answer is whole, and the connection back in its pool."""
+        raise NotImplementedError
+
+    def on_failure(self, error: UpstreamError) -> None:
+        """The exchange broke off; what had come of the body before was handed on first."""
+        raise NotImplementedError
+
+    def on_crash(self, error: Exception) -> None:
+        """One of the other hooks raised. Nothing is sent or received any more."""
+        raise NotImplementedError
+
+    # --- what the caller does ---------------------------------------------------------------------------------------
+
+    def post(
+        self, pool: "UpstreamPool", request: bytes, *, connect_timeout_s: float, head_deadline_s: float
+    ) -> None:
+        """Send a whole request (see `UpstreamPool.head`). Redirects are not followed. Calls no hook before it returns.
+
+        A kept-alive connection that the backend closed in the moment of its reuse is replaced once by a fresh one:
+        no response byte came, so nothing can have been answered twice.
+
+        Args:
+            head_deadline_s: loop time by which the answer's head must have come.
+        """
+        self.status = 0
+        self._pool = pool
+        self._unanswered = request
+        self._connect_timeout_s = connect_timeout_s
+        self._head_deadline_s = head_deadline_s
+        connection = pool.take_idle()
+        if connection is None:
+            self._dialing = asyncio.get_running_loop().create_task(self._dial())
+            return
+        self._connection = connection
+        connection.send(self, request, head_deadline_s)
+
+    def leave(self) -> None:
+        """Be done with the backend, in whatever state. An answer that is not whole ends with its socket, which is how
+        every engine learns that nobody listens any more. Safe to call twice."""
+        self._unanswered = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave()
+        dialing, self._dialing = self._dialing, None
+        if dialing is not None:
+            dialing.cancel()
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """Loop time until when silence of the backend is borne; past it the call fails with TIMEOUT."""
+        if self._connection is not None:
+            self._connection.set_deadline(deadline_s)
+
+    def pause(self) -> None:
+        """Read no more from the socket for now."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._connection is not None:
+            self._connection.resume()
+
+    async def _dial(self) -> None:
+        try:
+            connection = await self._pool.connect(self._connect_timeout_s)
+        except UpstreamError as error:
+            self._dialing = None
+            self._tell_failure(error)
+            return
+        self._dialing = None
+        self._connection = connection
+        assert self._unanswered is not None
+        request, self._unanswered = self._unanswered, None  # a fresh connection that breaks off is not tried again
+        connection.send(self, request, self._head_deadline_s)
+
+    def _broke_off(self, error: UpstreamError) -> None:
+        """The connection has failed this call."""
+        self._connection = None
+        if error.fault is UpstreamFault.RESET and self._unanswered is not None:
+            self._dialing = asyncio.get_running_loop().create_task(self._dial())
+        else:
+            self._tell_failure(error)
+
+    def _tell_failure(self, error: UpstreamError) -> None:
+        self._unanswered = None
+        try:
+            self.on_failure(error)
+        except Exception as crash:
+            self.on_crash(crash)
 
 
 class Connection(asyncio.Protocol):
-    """One socket to a backend. Serves one exchange at a time."""
+    """One socket to a backend. Serves one call at a time."""
 
     __slots__ = (
-        "_buffered_bytes", "_chunks", "_deadline", "_error", "_head_bytes", "_loop", "_parser", "_reading_paused",
-        "_sink", "_timer", "_transport", "_waiter", "_write_waiter", "body_ends_at_eof", "complete", "created_at_s",
-        "got_bytes", "head_complete", "headers", "idle_limit_s", "idle_since_s", "keep_alive", "lost", "status",
+        "_body", "_call", "_deadline", "_head_bytes", "_header", "_headers", "_loop", "_parser", "_pool",
+        "_reading_paused", "_timer", "_timer_at_s", "_transport", "body_ends_at_eof", "complete", "created_at_s",
+        "got_bytes", "head_complete", "idle_limit_s", "idle_since_s", "keep_alive", "lost", "status",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: "UpstreamPool") -> None:
         self._loop = loop
+        self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._write_waiter: asyncio.Future[None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline = 0.0
+        self._timer_at_s = math.inf
+        self._deadline = math.inf
+        self._reading_paused = False
+        self._call: UpstreamCall | None = None
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._headers: Headers = []
+        self._header: dict[bytes, bytes] = {}
+        self.status = 0
         self.created_at_s = loop.time()
         self.idle_since_s = 0.0
         self.idle_limit_s: float | None = None
         self.lost = False
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget the last exchange."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
-        self._head_bytes = 0
-        self._error: UpstreamError | None = None
-        self._reading_paused = False
-        self._sink: Sink | None = None
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.got_bytes = False
-        self.head_complete = False
-        self.complete = False
-        self.keep_alive = False
-        self.body_ends_at_eof = False
+        """It is closed, or about to be."""
+        self.got_bytes = self.head_complete = self.complete = self.keep_alive = self.body_ends_at_eof = False
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
@@ -117,7 +226,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
-        if self.complete:  # bytes that nobody asked for: an idle connection must not carry them into the next exchange
+        call = self._call
+        if call is None:  # bytes that nobody asked for: an idle connection must not carry them into the next exchange
             self.abort()
             return
         self.got_bytes = True
@@ -127,43 +237,28 @@ class Connection(asyncio.Protocol):
             self._fail(UpstreamError(UpstreamFault.PROTOCOL, "the backend switched protocols"))
             return
         except httptools.HttpParserError as error:
-            if self.complete:  # what follows the answer is not part of it, and the connection not to be trusted
-                self.keep_alive = False
-                self.abort()
-                self._wake()
-            elif self._error is None:
-                self._fail(UpstreamError(UpstreamFault.PROTOCOL, str(error)))
+            self.keep_alive = False  # what follows an answer is not part of it, and the connection not to be trusted
+            self._deliver(call)
+            if self._call is call:
+                self._fail(UpstreamError(UpstreamFault.PROTOCOL, str(error.__context__ or error)))
             return
-        if self._sink is not None:
-            self._deliver(self._sink)
-            return
-        if self._buffered_bytes > HIGH_WATER_BYTES:
-            self.pause()
-        self._wake()
+        self._deliver(call)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        if self.complete:
-            pass
-        elif self.head_complete and self.body_ends_at_eof and exc is None:
-            self.complete = True
-        elif self._error is None:
-            fault = UpstreamFault.TRUNCATED if self.got_bytes else UpstreamFault.RESET
-            self._error = UpstreamError(fault, str(exc) if exc else "the backend closed the connection")
-        self._wake()
-        self.resume_writing()
+        self._parser = None  # type: ignore[assignment]  # it holds the connection by its callbacks
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def pause_writing(self) -> None:
-        if self._write_waiter is None:
-            self._write_waiter = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        waiter, self._write_waiter = self._write_waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        call = self._call
+        if call is None:
+            return
+        if self.head_complete and self.body_ends_at_eof and exc is None:
+            self.complete = True
+            self._deliver(call)
+            return
+        fault = UpstreamFault.TRUNCATED if self.got_bytes else UpstreamFault.RESET
+        self._fail(UpstreamError(fault, str(exc) if exc else "the backend closed the connection"))
 
     # --- httptools --------------------------------------------------------------------------------------------------
 
@@ -174,29 +269,25 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(UpstreamError(UpstreamFault.PROTOCOL, f"the response head is over {MAX_HEAD_BYTES} bytes"))
-            raise ValueError("head too large")
-        self.headers.append((name.lower(), value))
+            raise ValueError(f"the response head is over {MAX_HEAD_BYTES} bytes")
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         if self.status < 200:
             return
         self.head_complete = True
-        names = {name for name, _ in self.headers}
-        self.body_ends_at_eof = b"content-length" not in names and b"transfer-encoding" not in names
-        for name, value in self.headers:
-            if name == b"keep-alive":
-                self.idle_limit_s = _keep_alive_timeout_s(value)
-        self.resume_writing()  # an engine may answer (413, 429) before it has read the request
+        headers = self._header = dict(reversed(self._headers))
+        self.body_ends_at_eof = b"content-length" not in headers and b"transfer-encoding" not in headers
+        if b"keep-alive" in headers:
+            self.idle_limit_s = _keep_alive_timeout_s(headers[b"keep-alive"])
 
     def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._buffered_bytes += len(body)
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self.status < 200:  # 100 Continue and its like: the real head follows
-            self.headers = []
+            self._headers = []
             self._head_bytes = 0
             return
         self.complete = True
@@ -206,66 +297,42 @@ class Connection(asyncio.Protocol):
 
     # --- the exchange -----------------------------------------------------------------------------------------------
 
-    async def send(self, request: bytes, deadline_s: float) -> None:
-        """Write a whole request; returns once the socket has taken it, or as soon as the backend answers."""
+    def send(self, call: UpstreamCall, request: bytes, deadline_s: float) -> None:
+        """Write a request whose answer, or failure, goes to `call`. Silence until `deadline_s` is one.
+
+        Nobody waits for the socket to take the request: a backend that does not is silent as well.
+        """
         assert self._transport is not None
-        if self._error is not None:  # lost since it was made; uvloop refuses to write to such a transport
-            raise self._error
+        self._call = call
+        self._head_bytes = self.status = 0
+        self.got_bytes = self.head_complete = self.complete = False
+        if self.lost:  # since it was made; uvloop refuses to write to such a transport
+            self.fail_soon(UpstreamError(UpstreamFault.RESET, "lost before it was used"))
+            return
         self._transport.write(request)
-        if self._write_waiter is not None and not self.got_bytes:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await self._write_waiter
-            except TimeoutError:
-                raise UpstreamError(UpstreamFault.TIMEOUT, "the backend does not take the request") from None
-
-    async def wait_head(self, deadline_s: float) -> None:
-        """Wait for the response head.
-
-        Raises:
-            UpstreamError: RESET, TRUNCATED, TIMEOUT (at `deadline_s`, loop time), PROTOCOL or DECLARED_DOWN.
-        """
-        while not self.head_complete:
-            await self._wait(deadline_s)
-
-    async def read(self, deadline_s: float) -> bytes:
-        """All body bytes that have come since the last call, at least one; `b""` at the end of the body.
-
-        Raises:
-            UpstreamError: as `wait_head`. Bytes that came before a failure are delivered first.
-        """
-        while not self._chunks:
-            if self.complete:
-                return b""
-            await self._wait(deadline_s)
-        chunks = self._chunks
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        self._buffered_bytes = 0
-        self.resume()
-        return data
-
-    def follow(self, sink: Sink, deadline_s: float) -> None:
-        """Hand the rest of the body to `sink`: what has come at once, and the rest as it comes.
-
-        `sink.end` or `sink.fail` is its last call; silence until `deadline_s` (see `set_deadline`) is a failure.
-        """
-        self._sink = sink
         self.set_deadline(deadline_s)
-        self.resume()
-        self._deliver(sink)
 
-    def unfollow(self) -> None:
-        """Call the sink no more."""
-        self._sink = None
+    def leave(self) -> None:
+        """The call goes without waiting for its end."""
+        self._call = None
+        self._pool.forget(self)
+        self.abort()
+
+    def fail_soon(self, error: UpstreamError) -> bool:
+        """End an exchange that has no byte of its answer yet, in the loop's next turn; false where there is none."""
+        if self._call is None or self.got_bytes:
+            return False
+        self._loop.call_soon(self._fail_waiting, self._call, error)
+        return True
 
     def set_deadline(self, deadline_s: float) -> None:
         """Loop time until when silence is borne."""
         self._deadline = deadline_s
         # One timer serves many deadlines: progress moves them on, and the timer looks at the last when it fires.
-        if self._timer is None or self._timer.when() > deadline_s:
+        if self._timer is None or deadline_s < self._timer_at_s:
             if self._timer is not None:
                 self._timer.cancel()
+            self._timer_at_s = deadline_s
             self._timer = self._loop.call_at(deadline_s, self._on_timer)
 
     def pause(self) -> None:
@@ -281,132 +348,69 @@ class Connection(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def fail_waiting(self, error: UpstreamError) -> None:
-        """End the exchange with `error` unless its response has begun."""
-        if not self.got_bytes:
-            self._fail(error)
-
     def abort(self) -> None:
         """Close the socket at once; the backend sees its client gone."""
+        self.lost = True
         if self._transport is not None:
             self._transport.abort()
 
+    def now_s(self) -> float:
+        """Loop time."""
+        return self._loop.time()
+
     @property
     def reusable(self) -> bool:
-        return self.complete and self.keep_alive and not self.lost and not self._chunks and self._error is None
-
-    async def _wait(self, deadline_s: float) -> None:
-        if self._error is not None:
-            raise self._error
-        self.set_deadline(deadline_s)
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self.complete and self.keep_alive and not self.lost
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._sink is None and (self._waiter is None or self._waiter.done()):
+        if self._call is None:
             return
         if self._loop.time() < self._deadline:
-            self._timer = self._loop.call_at(self._deadline, self._on_timer)
+            self.set_deadline(self._deadline)
             return
-        self._fail(UpstreamError(UpstreamFault.TIMEOUT, "the backend is silent"))
+        unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
+        what = "the backend does not take the request" if unsent else "the backend is silent"
+        self._fail(UpstreamError(UpstreamFault.TIMEOUT, what))
+
+    def _deliver(self, call: UpstreamCall) -> None:
+        """Hand on what the parser has found. The call may leave at each step."""
+        try:
+            if self.head_complete:
+                if call.status == 0:
+                    call.status, call.headers, call.header = self.status, self._headers, self._header
+                    self._headers, self._header = [], {}
+                    call._unanswered = None
+                    call.on_head()
+                    if self._call is not call:
+                        return
+                body = self._body
+                if body:
+                    data = body[0] if len(body) == 1 else b"".join(body)
+                    body.clear()
+                    call.on_body(data)
+                    if self._call is not call:
+                        return
+            if self.complete:
+                self._call = call._connection = None
+                self.resume()
+                self._pool.take_back(self)
+                call.on_end()
+        except Exception as crash:
+            call.leave()
+            call.on_crash(crash)
+
+    def _fail_waiting(self, call: UpstreamCall, error: UpstreamError) -> None:
+        if self._call is call and not self.got_bytes:
+            self._fail(error)
 
     def _fail(self, error: UpstreamError) -> None:
-        self._error = error
-        self.abort()
-        self._wake()
-
-    def _deliver(self, sink: Sink) -> None:
-        chunks = self._chunks
-        if chunks:
-            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            chunks.clear()
-            self._buffered_bytes = 0
-            sink.body(data)
-            if self._sink is not sink:
-                return
-        if self.complete:
-            self._sink = None
-            sink.end()
-        elif self._error is not None:
-            self._sink = None
-            sink.fail(self._error)
-
-    def _wake(self) -> None:
-        if self._sink is not None:
-            self._deliver(self._sink)
+        call = self._call
+        if call is None:
+            self.abort()
             return
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
-        if self._error is not None and not self._chunks:
-            waiter.set_exception(self._error)
-        elif self._chunks or self.head_complete or self.complete:
-            waiter.set_result(None)
-
-
-class UpstreamResponse:
-    """A response whose head has come. Use as an async context manager: leaving it early closes the socket."""
-
-    __slots__ = ("_connection", "_pool", "headers", "status")
-
-    def __init__(self, pool: "UpstreamPool", connection: Connection) -> None:
-        self._pool = pool
-        self._connection = connection
-        self.status = connection.status
-        self.headers = connection.headers
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of a header, by its lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
-
-    async def read(self, deadline_s: float) -> bytes:
-        """See `Connection.read`."""
-        return await self._connection.read(deadline_s)
-
-    def follow(self, sink: Sink, deadline_s: float) -> None:
-        """See `Connection.follow`."""
-        self._connection.follow(sink, deadline_s)
-
-    def set_deadline(self, deadline_s: float) -> None:
-        """See `Connection.set_deadline`."""
-        self._connection.set_deadline(deadline_s)
-
-    def pause(self) -> None:
-        """See `Connection.pause`."""
-        self._connection.pause()
-
-    def resume(self) -> None:
-        """See `Connection.resume`."""
-        self._connection.resume()
-
-    async def read_all(self, deadline_s: float, max_bytes: int) -> bytes:
-        """The whole body.
-
-        Raises:
-            UpstreamError: as `read`; PROTOCOL where the body is over `max_bytes`.
-        """
-        parts: list[bytes] = []
-        size = 0
-        while part := await self._connection.read(deadline_s):
-            parts.append(part)
-            size += len(part)
-            if size > max_bytes:
-                raise UpstreamError(UpstreamFault.PROTOCOL, f"the response body is over {max_bytes} bytes")
-        return b"".join(parts)
-
-    def close(self) -> None:
-        """Give the connection back if the response is whole, else close it. Safe to call twice."""
-        self._pool.release(self._connection)
-
-    async def __aenter__(self) -> "UpstreamResponse":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
+        self.leave()
+        call._broke_off(error)
 
 
 class UpstreamPool:
@@ -424,7 +428,6 @@ class UpstreamPool:
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._authority = (host if parts.port is None else f"{host}:{parts.port}").encode("ascii")
         self._limits = limits or PoolLimits()
-        self._heads: dict[tuple[bytes, HeaderTuple], bytes] = {}
         self._idle: list[Connection] = []
         self._active: set[Connection] = set()
         self.closed = False
@@ -437,95 +440,17 @@ class UpstreamPool:
     def idle_connections(self) -> int:
         return len(self._idle)
 
-    async def post(
-        self,
-        path: bytes,
-        standing_headers: HeaderTuple,
-        headers: HeaderTuple,
-        body: bytes,
-        *,
-        connect_timeout_s: float,
-        head_deadline_s: float,
-    ) -> UpstreamResponse:
-        """POST and wait for the response head. Redirects are not followed.
+    def head(self, path: bytes, headers: Headers) -> bytes:
+        """Request line, host and these headers. A request is this, more header lines, an empty line, and a body."""
+        lines = [b"%b: %b\r\n" % header for header in ((b"host", self._authority), *headers)]
+        return b"POST %b%b HTTP/1.1\r\n%b" % (self._path_prefix, path, b"".join(lines))
 
-        `standing_headers` are the same for many requests; the head with them is made once and kept.
-
-        A kept-alive connection that the backend closed in the moment of its reuse is replaced once by a fresh one:
-        no response byte came, so nothing can have been answered twice.
-
-        Raises:
-            UpstreamError: CONNECT, CONNECT_TIMEOUT, or as `Connection.wait_head`.
-        """
-        request = b"%b%bcontent-length: %d\r\n\r\n%b" % (
-            self.head(path, standing_headers),
-            b"".join([b"%b: %b\r\n" % header for header in headers]),
-            len(body),
-            body,
-        )
-        connection = self._take_idle()
-        if connection is not None:
-            try:
-                return await self._exchange(connection, request, head_deadline_s)
-            except UpstreamError as error:
-                if error.fault is not UpstreamFault.RESET:
-                    raise
-        connection = await self._connect(connect_timeout_s)
-        return await self._exchange(connection, request, head_deadline_s)
-
-    def head(self, path: bytes, standing_headers: HeaderTuple) -> bytes:
-        """Request line, host and standing headers."""
-        key = (path, standing_headers)
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= MAX_KEPT_HEADS:
-                self._heads.clear()
-            lines = [b"%b: %b\r\n" % header for header in ((b"host", self._authority), *standing_headers)]
-            head = b"POST %b%b HTTP/1.1\r\n%b" % (self._path_prefix, path, b"".join(lines))
-            self._heads[key] = head
-        return head
-
-    def release(self, connection: Connection) -> None:
-        """Take a connection back from its response."""
-        if connection not in self._active:
-            return
-        self._active.discard(connection)
-        connection.unfollow()
-        if self.closed or not connection.reusable or len(self._idle) >= self._limits.max_idle_connections:
-            connection.abort()
-            return
-        connection.idle_since_s = asyncio.get_running_loop().time()
-        self._idle.append(connection)
-
-    def fail_waiting(self, detail: str) -> int:
-        """End every exchange that has no response byte yet with DECLARED_DOWN, so that it can go elsewhere."""
-        waiting = [connection for connection in self._active if not connection.got_bytes]
-        for connection in waiting:
-            connection.fail_waiting(UpstreamError(UpstreamFault.DECLARED_DOWN, detail))
-        return len(waiting)
-
-    def close(self) -> None:
-        """Close idle connections now and each active one when its response ends."""
-        self.closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.abort()
-
-    async def _exchange(self, connection: Connection, request: bytes, head_deadline_s: float) -> UpstreamResponse:
-        self._active.add(connection)
-        try:
-            await connection.send(request, head_deadline_s)
-            await connection.wait_head(head_deadline_s)
-        except BaseException:  # cancellation above all: the engine must see its client go in this phase too
-            self._active.discard(connection)
-            connection.abort()
-            raise
-        return UpstreamResponse(self, connection)
-
-    def _take_idle(self) -> Connection | None:
-        now = asyncio.get_running_loop().time()
-        while self._idle:
-            connection = self._idle.pop()  # the youngest: the oldest may expire in peace
+    def take_idle(self) -> Connection | None:
+        """An idle connection that may be used again, if there is one; it is busy from now on."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()  # the youngest: the oldest may expire in peace
+            now = connection.now_s()
             limit_s = self._limits.idle_expiry_s
             if connection.idle_limit_s is not None:
                 limit_s = min(limit_s, max(0.0, connection.idle_limit_s - 1.0))
@@ -536,18 +461,54 @@ class UpstreamPool:
             ):
                 connection.abort()
                 continue
-            connection.begin()
+            self._active.add(connection)
             return connection
         return None
 
-    async def _connect(self, timeout_s: float) -> Connection:
+    async def connect(self, timeout_s: float) -> Connection:
+        """A new connection, busy from now on.
+
+        Raises:
+            UpstreamError: CONNECT or CONNECT_TIMEOUT.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._connect_any(await self._addresses.find(timeout_s))
+                connection = await self._connect_any(await self._addresses.find(timeout_s))
         except TimeoutError:
             raise UpstreamError(UpstreamFault.CONNECT_TIMEOUT, f"no connection within {timeout_s} s") from None
         except (OSError, UnicodeError) as error:  # refused, unreachable, no such name, TLS failure; no name at all
             raise UpstreamError(UpstreamFault.CONNECT, str(error)) from None
+        self._active.add(connection)
+        return connection
+
+    def take_back(self, connection: Connection) -> None:
+        """A connection whose answer is whole: keep it for the next request, or close it."""
+        self._active.discard(connection)
+        if self.closed or not connection.reusable or len(self._idle) >= self._limits.max_idle_connections:
+            connection.abort()
+            return
+        connection.idle_since_s = connection.now_s()
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """A connection that is about to be closed."""
+        self._active.discard(connection)
+
+    def fail_waiting(self, detail: str) -> int:
+        """End every exchange that has no response byte yet with DECLARED_DOWN, so that it can go elsewhere.
+
+        They end in the loop's next turn: whoever says this may be in the middle of something.
+        """
+        return sum([
+            connection.fail_soon(UpstreamError(UpstreamFault.DECLARED_DOWN, detail)) for connection in self._active
+        ])
+
+    def close(self) -> None:
+        """Close idle connections now and each active one when its response ends."""
+        self.closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort()
 
     async def _connect_any(self, addresses: Sequence[str]) -> Connection:
         """To the first address that takes a connection.
@@ -566,7 +527,7 @@ class UpstreamPool:
 
     async def _connect_to(self, loop: asyncio.AbstractEventLoop, address: str, name: str | None) -> Connection:
         _, connection = await loop.create_connection(
-            lambda: Connection(loop), address, self._port, ssl=self._tls, server_hostname=name
+            lambda: Connection(loop, self), address, self._port, ssl=self._tls, server_hostname=name
         )
         return connection
 

@@ -14,7 +14,7 @@ stream feels it. Per backend, with the time `w` that the request has waited alre
 
 The streams of class k that decode there, `count` of them with `slack` seconds of their TTFT budgets unused::
 
-    crowding = Σ count·( S_p(z - (0.7·stall/D_k + slower) / sd_k) - S_p(z) )      expected misses that this one causes
+    crowding = Σ weight_k·count·( S_p(z - (0.7·stall/D_k + slower) / sd_k) - S_p(z) )      misses that this one causes
     z        = (Bo_k + 0.8·slack/D_k - pace) / sd_k
     stall    = s·b·(P - h)                         my prefill holds up each of them
     slower   = s·e·(P + D/2)                       my context makes each step longer
@@ -78,7 +78,7 @@ def miss_probability(
 
 def end_sd_s(facts: RequestFacts, estimate: Estimate, spread: float) -> float:
     """Standard deviation of the end, added up as if all went wrong together."""
-    output = max(1, facts.expected_output_tokens)
+    output = facts.expected_output_tokens if facts.expected_output_tokens > 1 else 1
     return estimate.ttft_sd_s + (output - 1) * estimate.tpot_sd_s + spread * output * estimate.tpot_s
 
 
@@ -104,7 +104,8 @@ def _miss_as_seen(facts: RequestFacts, budget: Budget, belief: BackendBelief) ->
 class _Crowd(NamedTuple):
     """One class of streams that decode on a backend."""
 
-    streams: int
+    streams: float
+    """How many, times the weight of a miss of that class."""
     z: float
     missing: float
     """Survival at z: those that miss anyway."""
@@ -144,7 +145,8 @@ def _crowd(belief: BackendBelief, ground: Footing) -> list[_Crowd]:
         spread_s = SD_RATIO * pace_s
         sd_s = sqrt(max(1e-18, spread_s * spread_s + ground.burst_s * pace_s / length))
         z = (promised_s + SLACK_SHARE * streams.slack_s / streams.count / length - pace_s) / sd_s
-        rows.append(_Crowd(streams.count, z, survival(belief.pace.table, z), STALL_SHARE / (length * sd_s), 1.0 / sd_s))
+        rows.append(_Crowd(kind.weight * streams.count, z, survival(belief.pace.table, z),
+                           STALL_SHARE / (length * sd_s), 1.0 / sd_s))
     return rows
 
 
@@ -154,6 +156,8 @@ def with_p99(facts: RequestFacts, view: BackendView, estimate: Estimate, spread:
     """The estimate with what 99 of 100 such requests are predicted to stay within."""
     belief = belief_of(view)
     first_z, end_z = (PRIOR_P99_Z, PRIOR_P99_Z) if belief is None else (belief.ttft.p99_z, belief.end.p99_z)
-    ttft_s = estimate.ttft_s + first_z * estimate.ttft_sd_s
-    e2e_s = estimate.e2e_s + end_z * end_sd_s(facts, estimate, spread)
-    return Estimate(*estimate[:7], ttft_s if ttft_s > 0.0 else 0.0, e2e_s if e2e_s > 0.0 else 0.0)
+    drain_s, mean_s, tpot_s, end_s, ttft_sd_s, tpot_sd_s, cached, _, _ = estimate
+    ttft_s = mean_s + first_z * ttft_sd_s
+    e2e_s = end_s + end_z * end_sd_s(facts, estimate, spread)
+    return Estimate(drain_s, mean_s, tpot_s, end_s, ttft_sd_s, tpot_sd_s, cached,
+                    ttft_s if ttft_s > 0.0 else 0.0, e2e_s if e2e_s > 0.0 else 0.0)

@@ -32,6 +32,7 @@ from policies.strata import sampled
 MAX_REASON_CHARS = 119
 
 by_name = attrgetter("spec.name")
+new_tuple = tuple.__new__
 
 
 def decide(pipeline: Pipeline, facts: RequestFacts, fleet: FleetView, now: float, rng: Rng) -> Decision:
@@ -138,11 +139,16 @@ def _priced_only(pipeline: Pipeline, facts: RequestFacts, views: Sequence[Backen
     columns = [(part.name, part.of_all(facts, views, now)) for part in pipeline.prices]  # type: ignore[attr-defined]
     candidates = []
     for place, view in enumerate(views):
-        weight, health = view.spec.weight, view.health
-        share = weight if health.state is HealthState.HEALTHY and not health.held else weight * health.ramp(now)
-        terms = tuple([(name, costs[place] / share if share > 0.0 else inf) for name, costs in columns])
-        price = terms[0][1] if len(terms) == 1 else sum([term for _, term in terms])
-        candidates.append(Priced(view, price if price == price else inf, terms))
+        share, health = view.spec.weight, view.health
+        if health.state is not HealthState.HEALTHY or health.held:
+            share *= health.ramp(now)
+        price = 0.0
+        terms: tuple[tuple[str, float], ...] = ()
+        for name, costs in columns:
+            term = costs[place] / share if share > 0.0 else inf
+            price, terms = price + term, (*terms, (name, term))
+        # Made as the tuple that it is: the named constructor takes longer than all above.
+        candidates.append(new_tuple(Priced, (view, price if price == price else inf, terms, 0.0, None, None, 0.0)))
     return candidates
 
 

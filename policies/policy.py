@@ -38,7 +38,7 @@ class Priced(NamedTuple):
     miss: float | None = None
     """Probability that the caller's budget is missed there; `None` where the pipeline knows no tails."""
     crowding: float = 0.0
-    """Expected number of requests already there that would miss their budgets because of this one."""
+    """Expected misses among requests already there because of this one, each with the weight of its class."""
 
 
 class Choice(NamedTuple):

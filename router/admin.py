@@ -14,10 +14,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from router.errors import ApiError
+from router.explain import explained
 from router.fleet import LiveBackend
 from router.gateway import Gateway
+from router.lending import Stage
 from router.public import api_error_response, http_error_response, metrics_endpoint
 from router.reload import ReloadResult
+from router.standing import drift_now, model_state
+
+MAX_WAIT_S = 300.0
+"""A question is held open for at most so long."""
 
 
 def admin_app(gateway: Gateway) -> Starlette:
@@ -30,6 +36,10 @@ def admin_app(gateway: Gateway) -> Starlette:
         status = dataclasses.asdict(gateway.reloader.status())
         running = gateway.loaded.config.model_dump(mode="json")  # keys stand in it by their variables' names only
         return JSONResponse({**status, "config": running})
+
+    async def explain(request: Request) -> Response:
+        headers = dict(request.scope["headers"])
+        return JSONResponse(explained(gateway.dispatcher, headers, await request.body()))
 
     async def reload(request: Request) -> Response:
         if request.query_params.get("dry_run", "0") not in ("0", "false"):
@@ -45,14 +55,37 @@ def admin_app(gateway: Gateway) -> Starlette:
     async def undrain(request: Request) -> Response:
         return _set_drained(gateway, request.path_params["name"], drained=False)
 
+    async def lending(request: Request) -> Response:
+        after, wait_s = _whole(request, "after", 0), _seconds(request, "wait_s")
+        if wait_s and after:
+            await gateway.desk.lending.until_changed(after, wait_s)
+        return JSONResponse(gateway.desk.document())
+
+    async def release(request: Request) -> Response:
+        name, wait_s = request.path_params["name"], _seconds(request, "wait_s")
+        place = gateway.desk.lending.release(name, _whole(request, "epoch", 0))
+        end_s = gateway.clock() + wait_s
+        while place.stage is Stage.DRAINING and (left_s := end_s - gateway.clock()) > 0:
+            await gateway.desk.lending.until_changed(gateway.desk.lending.version, left_s)
+        return JSONResponse(gateway.desk.backend_document(name))
+
+    async def take_back(request: Request) -> Response:
+        name = request.path_params["name"]
+        gateway.desk.lending.take_back(name, _whole(request, "epoch", 0))
+        return JSONResponse(gateway.desk.backend_document(name))
+
     app = Starlette(
         routes=[
             Route("/admin/fleet", fleet),
             Route("/admin/config", config),
+            Route("/admin/explain", explain, methods=["POST"]),
             Route("/admin/reload", reload, methods=["POST"]),
             Route("/admin/rollback", rollback, methods=["POST"]),
             Route("/admin/backends/{name}/drain", drain, methods=["POST"]),
             Route("/admin/backends/{name}/undrain", undrain, methods=["POST"]),
+            Route("/admin/lending", lending),
+            Route("/admin/backends/{name}/release", release, methods=["POST"]),
+            Route("/admin/backends/{name}/return", take_back, methods=["POST"]),
             Route("/metrics", metrics_endpoint(gateway)),
         ],
         exception_handlers={ApiError: api_error_response, HTTPException: http_error_response},
@@ -112,7 +145,8 @@ def _backend_document(live: LiveBackend, now: float) -> dict[str, Any]:
         "served_requests": live.served_requests,
         "failed_requests": live.failed_requests,
         "ttft_ewma_s": live.ttft_ewma_s,
-        "drift": round(live.drift, 4),
+        "drift": round(drift_now(live.belief, live.drift, now), 4),
+        "model_state": str(model_state(spec, live.belief, now)),
     }  # fmt: skip
 
 
@@ -127,3 +161,25 @@ def _set_drained(gateway: Gateway, name: str, *, drained: bool) -> Response:
         raise ApiError(404, "unknown_backend", f"There is no backend {name[:64]!a}. Known: {known}.")
     live.drained_by_hand = drained
     return JSONResponse(_backend_document(live, gateway.clock()))
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise ApiError(400, "invalid_request", f"{name} must be a whole number from 0 on.", param=name)
+    return int(text)
+
+
+def _seconds(request: Request, name: str) -> float:
+    """How long a question may be held open; 0 where nobody asks for that."""
+    text = request.query_params.get(name, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= MAX_WAIT_S:
+        raise ApiError(400, "invalid_request", f"{name} must be a number of seconds from 0 to {MAX_WAIT_S:g}.",
+                       param=name)
+    return seconds

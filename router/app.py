@@ -58,6 +58,8 @@ class Listener(uvicorn.Server):
         if self._parting_s:
             await self._part()
         await super().shutdown(sockets)
+        for task in list(self.server_state.tasks):  # that the drain time, or a second signal, did not wait for
+            task.cancel()
 
     async def _part(self) -> None:
         state, loop = self.server_state, asyncio.get_running_loop()
@@ -214,7 +216,10 @@ async def running(
                 group.create_task(listener.serve(sockets=[bound]))
                 for listener, bound in zip(listeners, bound_sockets, strict=True)
             ]
-            background = [group.create_task(seat.watch_backends(process)), group.create_task(gateway.reloader.watch())]
+            background = [
+                group.create_task(watch)
+                for watch in (seat.watch_backends(process), gateway.reloader.watch(), gateway.keep_state())
+            ]
             for listener in listeners:
                 await listener.accepting.wait()
             try:
@@ -288,7 +293,7 @@ def _wire_limits(config: FleetConfig) -> WireLimits:
 
 
 def listener_for(
-    app: Starlette, protocol: type[HttpToolsProtocol], drain_s: float, *, parting_s: float = 0.0
+    app: Starlette, protocol: type[asyncio.Protocol], drain_s: float, *, parting_s: float = 0.0
 ) -> Listener:
     """A server of this app, which waits for its open requests for `drain_s` when it ends."""
     config = uvicorn.Config(

@@ -1,32 +1,40 @@
-"""One request on one backend: lease, send, relay, and the books settled whatever happens."""
+"""One request on a backend: lease, send, relay, and the books settled whatever happens.
 
+All of it runs in callbacks, of the client's connection at its beginning and of the backend's afterwards. However an
+attempt ends (an answer, a failure, the client's leaving, a crash), `_settle` settles its books, and once.
+"""
+
+import asyncio
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from time import monotonic, time
-from urllib.parse import urlsplit
+from typing import Protocol
 
 import msgspec
 
 from backends.catalog.health import OutcomeKind
-from backends.upstream import HeaderTuple, UpstreamError, UpstreamFault, UpstreamResponse
+from backends.upstream import UpstreamCall, UpstreamError, UpstreamFault
 from policies.attempts import Failure, FailureCause, backoff_until_s
-from router.decision_record import Tried
-from router.errors import ERROR_TYPES, bad_gateway, gateway_timeout
-from router.exchange import ENDINGS, Exchange, Outcome
+from policies.facts import RequestFacts
+from router.engine_errors import ErrorAnswer, error_answer, retry_after_s
+from router.errors import ApiError, bad_gateway, gateway_timeout
+from router.exchange import Exchange, Outcome, Tried
+from router.feedback import Faults, Feedback
 from router.fleet import Fleet, LiveBackend
+from router.grounds import grounds_of
 from router.intake import InferenceRequest
 from router.leases import Lease
 from router.metrics import Metrics
-from router.relay import Client, Deadlines, Ending, Headers, Progress, Relay, is_event_stream, relayed_headers
-from router.sse import ModelNameEdit, StreamReader
+from router.prompt_ratios import PromptRatios
+from router.relay import RELAYED_HEADERS, Client, Ending, EventRelay
+from router.sse import ModelNameEdit, StreamReader, Usage
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 MAX_ERROR_BYTES = 1024 * 1024
-MAX_MESSAGE_BYTES = 500
-MAX_STATUS = 599
+OWN_LINES = (
+    b"x-request-id: %b\r\nx-headrace-backend: %b\r\nx-headrace-reason: %b\r\n"
+    b"x-headrace-overhead-ms: %.2f\r\n"
+)
 log = logging.getLogger("headrace.dispatch")
 
 FAULTS = {
@@ -45,14 +53,6 @@ STATUSES = {
     503: FailureCause.STATUS_503,
     504: FailureCause.STATUS_504,
 }
-WHOLE_HEADERS = (
-    (b"content-type", b"application/json"), (b"accept", b"application/json"), (b"accept-encoding", b"identity"),
-    (b"user-agent", b"headrace"),
-)  # fmt: skip
-STREAM_HEADERS = (
-    (b"content-type", b"application/json"), (b"accept", b"text/event-stream"), (b"accept-encoding", b"identity"),
-    (b"user-agent", b"headrace"),
-)  # fmt: skip
 BROKEN_OFF = {
     OutcomeKind.TRUNCATED: FailureCause.TRUNCATED,
     OutcomeKind.TIMEOUT: FailureCause.INTER_TOKEN_TIMEOUT,
@@ -61,272 +61,343 @@ BROKEN_OFF = {
     OutcomeKind.SERVER_ERROR: FailureCause.STATUS_5XX_OTHER,
 }
 """What the record says of an attempt that no other may follow."""
-ENDING_KINDS = {
-    Ending.COMPLETE: OutcomeKind.SUCCESS,
-    Ending.ENGINE_ERROR: OutcomeKind.SERVER_ERROR,
-    Ending.TRUNCATED: OutcomeKind.TRUNCATED,
-    Ending.TIMEOUT: OutcomeKind.TIMEOUT,
+ENDINGS = {
+    Ending.COMPLETE: (Outcome.OK, OutcomeKind.SUCCESS),
+    Ending.ENGINE_ERROR: (Outcome.BACKEND_ERROR, OutcomeKind.SERVER_ERROR),
+    Ending.TRUNCATED: (Outcome.TRUNCATED, OutcomeKind.TRUNCATED),
+    Ending.TIMEOUT: (Outcome.TIMEOUT, OutcomeKind.TIMEOUT),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorAnswer:
-    """A backend's own error, kept to be relayed if no other backend does better."""
+class Answered(Client, Protocol):
+    """The client, as whoever serves its request to the end sees it."""
 
-    status: int
-    headers: Headers
-    body: bytes
+    def settle_in(self) -> None:
+        """The answer is a stream, and under way: hold no more than it needs."""
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error of the gateway's own, and be done."""
+
+    def over(self) -> None:
+        """All that there was to do for the request is done."""
+
+    def crashed(self, error: Exception) -> None:
+        """Serving it has failed by the gateway's own fault."""
 
 
-class Attempt:
+class Dispatch(Protocol):
+    """Who decides where a request goes next."""
+
+    fleet: Fleet
+    metrics: Metrics
+    prompt_ratios: PromptRatios
+    faults: Faults
+    clock: Callable[[], float]
+
+    def failed(self, attempt: "Attempt", failure: Failure) -> None:
+        """The last attempt failed, and the client has had no byte."""
+
+
+class Attempt(UpstreamCall):
     """Attempts of one request, one at a time."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        metrics: Metrics,
-        exchange: Exchange,
-        request: InferenceRequest,
-        client: Client,
-        *,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._fleet = fleet
-        self._metrics = metrics
-        self._timeouts = request.timeouts
-        self._exchange = exchange
+    __slots__ = (
+        "_began_at_s", "_body", "_body_bytes", "_body_limit", "_client", "_dispatch", "_error_answer",
+        "_expected_tpot_s", "_feedback", "_lease", "_live", "_relay", "_request", "_sent_at_s", "_settled",
+        "_welcome_again_at_s", "exchange", "facts", "failures", "leave_queue",
+    )  # fmt: skip
+
+    def __init__(self, dispatch: Dispatch, exchange: Exchange, request: InferenceRequest, client: Answered) -> None:
+        super().__init__()
+        self._dispatch = dispatch
         self._request = request
         self._client = client
-        self._clock = clock
         self._error_answer: ErrorAnswer | None = None
         self._welcome_again_at_s = math.inf
         """When the first of the backends that asked for silence takes requests again."""
-        self.deadline_s = exchange.deadline_s
+        self._relay: EventRelay | None = None
+        self._settled = True
+        self._sent_at_s = 0.0
+        self._expected_tpot_s: float | None = None
+        """Set once a stream has begun, where no learner believes anything of its pace."""
+        self.leave_queue: Callable[[], None] | None = None
+        """Set while it waits for a backend to come up; nothing is booked before one has."""
+        self.exchange = exchange
+        self.facts: RequestFacts = request.facts
+        self.failures: tuple[Failure, ...] = ()
 
-    async def on(self, live: LiveBackend) -> Failure | None:
-        """Try one backend; `None` where the client has its answer, or as much of one as there will be."""
-        exchange, request = self._exchange, self._request
-        exchange.progress = Progress()
-        began_at_s = self._clock()
-        # What leaving without a verdict means: the client went, and that is nobody's fault.
-        kind = OutcomeKind.CLIENT_GONE
-        failure: Failure | None = None
-        with live.lease(request.facts.prompt_tokens) as lease:
-            try:
-                async with await self._send(live) as response:
-                    failure, kind = await self._take(live, response, lease)
-            except UpstreamError as error:
-                cause, kind = FAULTS[error.fault]
-                failure = Failure(live.spec.name, cause, self._clock())
-                log.info("%s failed on %s: %s", exchange.request_id, live.spec.name, error)
-            finally:
-                exchange.waited_s += exchange.progress.waited_s
-                exchange.progress.waited_s = 0.0
-                self._fleet.on_outcome(live, kind)
-                self._metrics.attempts.inc((live.spec.name, kind.value))
-                self._note_tried(failure, kind, began_at_s)
-        if failure is not None:
-            silent_until_s = backoff_until_s(failure)
-            if silent_until_s is not None:
-                live.rest_until(silent_until_s, asked=failure.retry_after_s is not None)
-        elif kind is OutcomeKind.SUCCESS:
-            self._learn(live)
-        return failure
+    def on(self, live: LiveBackend) -> None:
+        """Try one backend. Its end is told to `Dispatch.failed` or `Answered.over`, never before this returns."""
+        dispatch, exchange, request = self._dispatch, self.exchange, self._request
+        now = dispatch.clock()
+        self._live = live
+        self._settled = False
+        self._began_at_s = self._sent_at_s = now
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._lease: Lease = live.lease(request.facts.prompt_tokens)
+        self._lease.take()
+        decision = exchange.decision
+        assert decision is not None, "an attempt follows a decision"
+        self._feedback = Feedback(dispatch.fleet.learner, live, dispatch.faults, choices=request.choices)
+        self._feedback.begin(self.facts, decision, exchange.generation.pipeline.margin, now)
+        stream, timeouts = request.facts.stream, request.timeouts
+        body = request.body_for(live.spec.served_model_name)
+        self.post(
+            live.pool,
+            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (live.head(request.endpoint, stream), exchange.request_id.encode("ascii"), len(body), body),
+            connect_timeout_s=timeouts.connect_s,
+            head_deadline_s=min(now + timeouts.first_token_s, exchange.deadline_s) if stream else exchange.deadline_s,
+        )
 
     def give_up(self, failure: Failure) -> None:
-        """Tell the client of the last failure: in the backend's own words where it had any.
-
-        Raises:
-            ApiError: 502 or 504 where it had none.
-        """
-        answer = self._error_answer
+        """Tell the client of the last failure: in the backend's own words where it had any."""
+        answer, exchange = self._error_answer, self.exchange
         if answer is None:
             if failure.cause in (FailureCause.FIRST_TOKEN_TIMEOUT, FailureCause.HEAD_TIMEOUT):
-                raise gateway_timeout("first token" if self._request.facts.stream else "answer")
-            raise bad_gateway("The backends that were tried could not be reached or broke off.")
-        self._exchange.outcome = Outcome.SHED if answer.status == 429 else Outcome.BACKEND_ERROR
+                self._client.refuse(gateway_timeout("first token" if self.facts.stream else "answer"))
+            else:
+                self._client.refuse(bad_gateway("The backends that were tried could not be reached or broke off."))
+            return
+        exchange.outcome = Outcome.SHED if answer.status == 429 else Outcome.BACKEND_ERROR
         if self._welcome_again_at_s < math.inf:
-            wait_s = max(0, math.ceil(self._welcome_again_at_s - self._clock()))
-            headers = [(name, value) for name, value in answer.headers if name != b"retry-after"]
-            answer = ErrorAnswer(answer.status, [*headers, (b"retry-after", b"%d" % wait_s)], answer.body)
+            answer = answer.retry_in(self._welcome_again_at_s - self._dispatch.clock())
         self._answer(answer)
+        self._client.over()
 
-    # --- one attempt ------------------------------------------------------------------------------------------------
+    def cancel(self) -> None:
+        """Nobody wants the answer any more, and that is no fault of the backend."""
+        leave_queue, self.leave_queue = self.leave_queue, None
+        if leave_queue is not None:
+            leave_queue()
+        self._release()
+        self._settle(None, OutcomeKind.CLIENT_GONE)
 
-    async def _send(self, live: LiveBackend) -> UpstreamResponse:
-        timeouts, request = self._timeouts, self._request
-        now = self._clock()
-        head_s = timeouts.first_token_s if request.facts.stream else timeouts.total_s
-        standing: HeaderTuple = STREAM_HEADERS if request.facts.stream else WHOLE_HEADERS
-        if live.spec.api_key is not None:
-            standing = (*standing, (b"authorization", b"Bearer " + live.spec.api_key.encode("ascii")))
-        body = request.body_for(live.spec.served_model_name)
-        started = self._clock()
-        try:
-            return await live.pool.post(
-                request.endpoint.value.encode("ascii"),
-                standing,
-                ((b"x-request-id", request.request_id.encode("ascii")),),
-                body,
-                connect_timeout_s=timeouts.connect_s,
-                head_deadline_s=min(now + head_s, self.deadline_s),
-            )
-        finally:
-            self._exchange.waited_s += self._clock() - started
+    # --- UpstreamCall -----------------------------------------------------------------------------------------------
 
-    async def _take(
-        self, live: LiveBackend, response: UpstreamResponse, lease: Lease
-    ) -> tuple[Failure | None, OutcomeKind]:
-        exchange, status = self._exchange, response.status
+    def on_head(self) -> None:
+        status, timeouts = self.status, self._request.timeouts
         if not 200 <= status < 300:
-            return await self._take_error(live, response)
-        exchange.status = status
-        edit = self._edit_for(live)
-        timeouts, now = self._timeouts, self._clock()
-        relay = Relay(
-            response=response,
-            client=self._client,
-            lease=lease,
-            deadlines=Deadlines(
-                first_token_s=min(now + timeouts.first_token_s, self.deadline_s),
-                total_s=self.deadline_s,
-                inter_token_s=timeouts.inter_token_s,
-            ),
-            progress=exchange.progress,
-            clock=self._clock,
-            own_headers=self._own_headers,
-            heartbeat_s=timeouts.heartbeat_s,
-        )
-        if is_event_stream(response):
+            self._body_limit = MAX_ERROR_BYTES
+            self.set_deadline(self._dispatch.clock() + timeouts.inter_token_s)
+            return
+        self.exchange.status = status
+        if self._is_event_stream():
             request = self._request
-            ending = await relay.events(
-                StreamReader(edit, hide_usage=not request.usage_asked, choices=request.choices)
+            reader = StreamReader(self._edit(), hide_usage=not request.usage_asked, choices=request.choices)
+            self._relay = EventRelay(
+                self, self._client, self.exchange, self._lease, self._feedback, reader, timeouts, self._dispatch.clock
             )
         else:
-            ending = await relay.whole(edit, MAX_RESPONSE_BYTES)
-        exchange.outcome = ENDINGS[ending]
-        return None, ENDING_KINDS[ending]
+            self._body_limit = MAX_RESPONSE_BYTES
+            if self.facts.stream:
+                self.set_deadline(self.exchange.deadline_s)
 
-    async def _take_error(
-        self, live: LiveBackend, response: UpstreamResponse
-    ) -> tuple[Failure | None, OutcomeKind]:
-        body = await response.read_all(self._clock() + self._timeouts.inter_token_s, MAX_ERROR_BYTES)
-        answer = self._error_answer_of(live, response, body)
+    def on_body(self, data: bytes) -> None:
+        if self._relay is not None:
+            self._relay.body(data)
+            return
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > self._body_limit:
+            what = f"the response body is over {self._body_limit} bytes"
+            self.failed(UpstreamError(UpstreamFault.PROTOCOL, what))
+
+    def on_end(self) -> None:
+        if self._relay is not None:
+            self._relay.end()
+            return
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        if 200 <= self.status < 300:
+            self._take_whole(body)
+        else:
+            self._take_error(body)
+
+    def on_failure(self, error: UpstreamError) -> None:
+        if self._relay is not None:
+            self._relay.fail(error)
+        else:
+            self.failed(error)
+
+    def on_crash(self, error: Exception) -> None:
+        self.cancel()
+        self._client.crashed(error)
+
+    # --- relay.Source -----------------------------------------------------------------------------------------------
+
+    def start_answer(self) -> None:
+        """The first event of a stream is there: the client gets its status line."""
+        self._start(self._relayed_lines(), sized=False)
+        # What the answer's start does not need comes after it.
+        asyncio.get_running_loop().call_soon(self._lighten)
+
+    def failed(self, error: UpstreamError) -> None:
+        """The backend failed before the client had a byte."""
+        self._release()
+        name = self._live.spec.name
+        cause, kind = FAULTS[error.fault]
+        log.info("%s failed on %s: %s", self.exchange.request_id, name, error)
+        self._fail(Failure(name, cause, self._dispatch.clock()), kind)
+
+    def ended(self, ending: Ending) -> None:
+        """The client has its answer, or as much of one as there will be."""
+        self._release()
+        self.exchange.outcome, kind = ENDINGS[ending]
+        self._settle(None, kind)
+        if kind is OutcomeKind.SUCCESS:
+            self._learn()
+        self._client.over()
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def _take_whole(self, body: bytes) -> None:
+        exchange = self.exchange
+        if b"content-encoding" not in self.header:
+            edit = self._edit()
+            try:
+                answer = _decode_answer(body)
+            except (msgspec.DecodeError, RecursionError):  # not ours to judge
+                edit.meet(body)
+            else:
+                edit.meet_name(bytes(answer.model))
+                exchange.usage = answer.usage
+                if answer.usage is not None:
+                    exchange.generated_tokens = answer.usage.completion_tokens or 0
+            body = edit.apply(body)
+        exchange.last_token_at_s = self._dispatch.clock()
+        self._start(b"%bcontent-length: %d\r\n" % (self._relayed_lines(), len(body)), sized=True)
+        self._client.finish(body)
+        self.ended(Ending.COMPLETE)
+
+    def _take_error(self, body: bytes) -> None:
+        status, name, now = self.status, self._live.spec.name, self._dispatch.clock()
+        answer = error_answer(status, self.headers, body, self._live.spec, self._edit())
         self._error_answer = answer
-        status = response.status
-        if answer is None or status in STATUSES or status >= 500:
-            cause = STATUSES.get(status, FailureCause.STATUS_5XX_OTHER)
-            kind = OutcomeKind.SERVER_ERROR
-            if status == 429:
-                kind = OutcomeKind.OVERLOADED
-            elif status in (401, 501):  # an answer about the request or its key, not about the backend's health
-                kind = OutcomeKind.CLIENT_ERROR
-            failure = Failure(live.spec.name, cause, self._clock(), _retry_after_s(response))
-            if failure.retry_after_s is not None:
-                self._welcome_again_at_s = min(self._welcome_again_at_s, failure.at_s + failure.retry_after_s)
-            return failure, kind
-        self._exchange.outcome = Outcome.CLIENT_ERROR
-        self._answer(answer)
-        return None, OutcomeKind.CLIENT_ERROR
-
-    def _error_answer_of(self, live: LiveBackend, response: UpstreamResponse, body: bytes) -> ErrorAnswer | None:
-        status = response.status
-        if status == 401 or not 400 <= status <= MAX_STATUS:
-            return None  # our key, a redirect that is not followed, no status at all: not the client's business
-        headers = relayed_headers(response)
-        if response.header(b"content-encoding") is not None:
-            return ErrorAnswer(status, headers, body)
-        for secret in _secrets_of(live):
-            body = body.replace(secret, b"[backend]")
-        body = self._edit_for(live).apply_to_error(body)
-        headers = [(name, value) for name, value in headers if name != b"content-type"]
-        headers.append((b"content-type", b"application/json"))
-        return ErrorAnswer(status, headers, in_openai_shape(status, body))
+        if answer is not None and status not in STATUSES and status < 500:
+            self.exchange.outcome = Outcome.CLIENT_ERROR
+            self._settle(None, OutcomeKind.CLIENT_ERROR)
+            self._answer(answer)
+            self._client.over()
+            return
+        kind = OutcomeKind.SERVER_ERROR
+        if status == 429:
+            kind = OutcomeKind.OVERLOADED
+        elif status in (401, 501):  # an answer about the request or its key, not about the backend's health
+            kind = OutcomeKind.CLIENT_ERROR
+        wait_s = retry_after_s(self.header.get(b"retry-after"))
+        if wait_s is not None:
+            self._welcome_again_at_s = min(self._welcome_again_at_s, now + wait_s)
+        self._fail(Failure(name, STATUSES.get(status, FailureCause.STATUS_5XX_OTHER), now, wait_s), kind)
 
     def _answer(self, answer: ErrorAnswer) -> None:
-        self._exchange.status = answer.status
-        length = (b"content-length", b"%d" % len(answer.body))
-        self._client.start(answer.status, [*answer.headers, length, *self._own_headers()])
+        self.exchange.status = answer.status
+        self._client.start(answer.status, answer.lines() + self._own_lines(), sized=True)
         self._client.finish(answer.body)
 
-    def _edit_for(self, live: LiveBackend) -> ModelNameEdit:
-        return ModelNameEdit(live.spec.served_model_name, self._request.client_model)
+    def _start(self, lines: bytes, *, sized: bool) -> None:
+        self._client.start(self.status, lines + self._own_lines(), sized=sized)
 
-    def _own_headers(self) -> Headers:
-        exchange = self._exchange
-        exchange.begin_answer(self._clock())
-        decision = exchange.decision
-        headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
-        if decision is not None and decision.chosen is not None:
-            headers.append((b"x-headrace-backend", decision.chosen.spec.name.encode("ascii")))
-            headers.append((b"x-headrace-reason", decision.reason.encode("ascii", "replace")))
-        headers.append((b"x-headrace-overhead-ms", b"%.2f" % ((exchange.overhead_s or 0.0) * 1e3)))
-        return headers
+    def _relayed_lines(self) -> bytes:
+        return b"".join([b"%b: %b\r\n" % header for header in self.headers if header[0] in RELAYED_HEADERS])
 
-    def _note_tried(self, failure: Failure | None, kind: OutcomeKind, began_at_s: float) -> None:
-        exchange = self._exchange
-        if exchange.decision is None:
+    def _own_lines(self) -> bytes:
+        """Header lines of the gateway's own; from here on the answer counts as begun."""
+        exchange = self.exchange
+        self._count_wait()
+        exchange.begin_answer(self._dispatch.clock())
+        return OWN_LINES % (
+            exchange.request_id.encode("ascii"), exchange.backend.encode("ascii"),
+            exchange.reason.encode("ascii", "replace"), (exchange.overhead_s or 0.0) * 1e3,
+        )  # fmt: skip
+
+    def _is_event_stream(self) -> bool:
+        """Whether the body is server-sent events in the clear."""
+        content_type = self.header.get(b"content-type", b"")
+        if content_type == b"application/json":
+            return False
+        media_type = content_type.partition(b";")[0].strip().lower()
+        return media_type == b"text/event-stream" and b"content-encoding" not in self.header
+
+    def _edit(self) -> ModelNameEdit:
+        return ModelNameEdit(self._live.spec.served_model_name, self._request.client_model)
+
+    # --- books ------------------------------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Be done with the backend, whole answer or not."""
+        self.leave()
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
+
+    def _fail(self, failure: Failure, kind: OutcomeKind) -> None:
+        self._settle(failure, kind)
+        silent_until_s = backoff_until_s(failure)
+        if silent_until_s is not None:
+            self._live.rest_until(silent_until_s, asked=failure.retry_after_s is not None)
+        self.failures = (*self.failures, failure)
+        self._dispatch.failed(self, failure)
+
+    def _settle(self, failure: Failure | None, kind: OutcomeKind) -> None:
+        """Give the lease back and write down what became of the attempt."""
+        if self._settled:
             return
-        cause = BROKEN_OFF.get(kind) if failure is None else failure.cause
-        ended_at_s = self._clock()
-        exchange.tried.append(Tried(exchange.decision, None if cause is None else cause.value, began_at_s, ended_at_s))
+        self._settled = True
+        exchange, live, dispatch = self.exchange, self._live, self._dispatch
+        self._lease.settle()
+        self._count_wait()
+        dispatch.fleet.on_outcome(live, kind)
+        dispatch.metrics.attempts.inc((live.spec.name, kind))
+        cause, now = BROKEN_OFF.get(kind) if failure is None else failure.cause, dispatch.clock()
+        feedback = self._feedback
+        feedback.end(cause, exchange.generated_tokens, exchange.usage, now)
+        dispatch.metrics.ended(live.spec.name, self.facts.latency_class, feedback.prediction, cause, now)
+        exchange.tried.append(Tried(exchange.backend, exchange.reason, exchange.price, cause, self._began_at_s, now))
 
-    def _learn(self, live: LiveBackend) -> None:
-        exchange, request = self._exchange, self._request
-        progress, usage = exchange.progress, exchange.progress.usage
-        if progress.first_token_at_s is not None:
-            live.observe_ttft(progress.first_token_at_s - exchange.received_at_s)
-        if usage is not None and usage.prompt_tokens:
-            self._fleet.observe_prompt(request.facts.model, request.prompt_bytes, usage.prompt_tokens)
+    def _count_wait(self) -> None:
+        """Add to `waited_s` what has passed since the backend was asked, once."""
+        exchange = self.exchange
+        if not exchange.started and self._sent_at_s:
+            exchange.waited_s += self._dispatch.clock() - self._sent_at_s
+        self._sent_at_s = 0.0
+
+    def _lighten(self) -> None:
+        """A stream may run for minutes: keep of its request and decision only what is still needed."""
+        exchange = self.exchange
         decision = exchange.decision
-        if decision is not None and decision.chosen is not None:
-            live.observe_pace(request.facts, decision.chosen, exchange.tpot_s(), progress.generated_tokens)
+        if self._settled or decision is None or decision.chosen is None:
+            return
+        if decision.chosen.belief is None:
+            self._expected_tpot_s = self._live.expected_pace_s(self.facts, decision.chosen)
+        exchange.packed_grounds = grounds_of(decision, self.facts, exchange.decided_at_s).packed()
+        exchange.decision = None
+        self._request = self._request.without_body()
+        self.headers, self.header = [], {}
+        self._client.settle_in()
+
+    def _learn(self) -> None:
+        exchange, live, request = self.exchange, self._live, self._request
+        usage = exchange.usage
+        if exchange.first_token_at_s is not None:
+            live.observe_ttft(exchange.first_token_at_s - exchange.received_at_s)
+        if usage is not None and usage.prompt_tokens:
+            facts = self.facts
+            self._dispatch.prompt_ratios.observe(facts.model, facts.tenant, request.prompt_size, usage.prompt_tokens)
+        tpot_s = exchange.tpot_s()
+        if tpot_s is None:
+            return
+        expected_s, decision = self._expected_tpot_s, exchange.decision
+        if decision is not None and decision.chosen is not None and decision.chosen.belief is None:
+            expected_s = live.expected_pace_s(self.facts, decision.chosen)
+        if expected_s is not None:
+            live.observe_pace(expected_s, tpot_s, exchange.generated_tokens)
 
 
-def _retry_after_s(response: UpstreamResponse) -> float | None:
-    """Seconds by `Retry-After`, which is a number or a date (RFC 9110 §10.2.3)."""
-    value = response.header(b"retry-after")
-    if value is None:
-        return None
-    text = value.decode("latin-1").strip()
-    try:
-        return max(0.0, float(text)) if text.isdigit() else max(0.0, parsedate_to_datetime(text).timestamp() - time())
-    except (ValueError, OverflowError, TypeError, IndexError):  # the parser's ways to say that it is no date
-        return None
+class _WholeAnswer(msgspec.Struct):
+    model: msgspec.Raw = msgspec.Raw(b"")
+    usage: Usage | None = None
 
 
-def in_openai_shape(status: int, body: bytes) -> bytes:
-    """A backend's error as OpenAI's SDKs read it: unchanged where it has the shape, else its message in the shape.
-
-    A page that is no JSON speaks to the client about a 4xx, which is the client's to mend; on a 5xx it is the inside
-    of an engine (a traceback, a proxy's page with its host), and is not shown.
-    """
-    message = f"The backend answered {status}."
-    try:
-        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
-        if status < 500:
-            message = body[:MAX_MESSAGE_BYTES].decode("utf-8", "replace").strip() or message
-    else:
-        error = bytes(document.get("error", b""))
-        if error.startswith(b"{"):
-            return body
-        for raw in (error, *(bytes(document.get(name, b"")) for name in ("message", "detail"))):
-            if raw and raw != b"null":
-                try:
-                    message = str(msgspec.json.decode(raw))[:MAX_MESSAGE_BYTES]
-                except RecursionError:
-                    continue
-                break
-    error_type = ERROR_TYPES.get(status, "upstream_error" if status >= 500 else "invalid_request_error")
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": error_type, "param": None, "code": f"upstream_{status}"}}
-    )
-
-
-def _secrets_of(live: LiveBackend) -> list[bytes]:
-    """What an engine may quote in an error and no client should learn: the gateway's key there, and the address."""
-    secrets = [urlsplit(live.spec.url).netloc]
-    if live.spec.api_key:
-        secrets.append(live.spec.api_key)
-    return [secret.encode() for secret in secrets]
+_decode_answer = msgspec.json.Decoder(_WholeAnswer).decode

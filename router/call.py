@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from router.attempt import Attempt
 from router.dispatch import Dispatcher
 from router.errors import ApiError, body_too_large, no_backend
 from router.exchange import Exchange
-from router.intake import Endpoint, request_id_of
+from router.intake import Endpoint, InferenceRequest, request_id_of
 from router.relay import Pausable
 
 log = logging.getLogger("headrace.hotpath")
+LARGE_BODY_BYTES = 1024 * 1024
 STALL_GRACE_S = 1.0
 """Past its deadline an answer ends by itself, unless the client does not take it."""
 
@@ -33,13 +34,19 @@ class Owner(Protocol):
     def answered(self, call: "InferenceCall") -> None:
         """The last byte of the answer is written."""
 
+    def settle_in(self) -> None:
+        """It will be a while until the next request."""
+
+    def served(self, call: "InferenceCall") -> None:
+        """Nothing more is done for the request: its backend has ended as well."""
+
 
 class InferenceCall:
     """A request from its head to the end of its answer. Also the `relay.Client` that the answer is written to."""
 
     __slots__ = (
-        "_body", "_chunked", "_dispatcher", "_gone", "_head", "_owner", "_paused", "_source", "_stall_timer", "_task",
-        "body_bytes", "ended", "exchange", "headers", "keep_alive", "refusal", "started",
+        "_attempt", "_body", "_chunked", "_dispatcher", "_head", "_over", "_owner", "_paused", "_source",
+        "_stall_timer", "body_bytes", "ended", "exchange", "headers", "keep_alive", "refusal", "started",
     )  # fmt: skip
 
     def __init__(
@@ -58,16 +65,17 @@ class InferenceCall:
         self._chunked = chunked
         self._body: list[bytes] = []
         self._head: bytes | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._attempt: Attempt | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._source: Pausable | None = None
-        self._paused = False
-        self._gone = False
+        self._paused = self._over = False
         self.body_bytes = 0
         self.headers = headers
+        """Of the request; let go of with its body, once it is read."""
         self.keep_alive = keep_alive
         self.started = False
         self.ended = False
+        """The client has its answer, or is gone."""
         self.refusal: ApiError | None = None
         """Why it is not served. Told as soon as the body has come, or at once where that may take long."""
         self.exchange: Exchange = dispatcher.begin(endpoint, request_id_of(headers))
@@ -91,99 +99,137 @@ class InferenceCall:
         if self.refusal is not None:
             self.refuse(self.refusal)
             return
-        self._task = self._owner.loop.create_task(self._serve())
+        if self.body_bytes > LARGE_BODY_BYTES:
+            self.exchange.received_at_s = self._dispatcher.clock()
+            self._owner.loop.call_soon(self._serve_in_turns)
+            return
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        try:
+            self._run(self._read(body))
+        except ApiError as error:
+            self.refuse(error)
+        except Exception as error:
+            self.crashed(error)
 
-    def refuse(self, error: ApiError) -> None:
-        """Answer with an error and be done."""
-        self.exchange.refused(error)
-        self._answer(error)
-        self._dispatcher.end(self.exchange)
+    def _serve_in_turns(self, body: bytes = b"", request: InferenceRequest | None = None) -> None:
+        """The same for a body that takes tens of milliseconds: each step has a turn of its own, so that others get
+        theirs in between. (A thread would not help: the parser keeps the interpreter to itself.)"""
+        if self._over:
+            return
+        try:
+            if request is not None:
+                self._run(request)
+            elif body:
+                self._owner.loop.call_soon(self._serve_in_turns, b"", self._read(body))
+            else:
+                body, self._body = b"".join(self._body), []
+                self._owner.loop.call_soon(self._serve_in_turns, body)
+        except ApiError as error:
+            self.refuse(error)
+        except Exception as error:
+            self.crashed(error)
+
+    def _read(self, body: bytes) -> InferenceRequest:
+        headers, self.headers = self.headers, {}
+        return self._dispatcher.read(self.exchange, headers, body)
+
+    def _run(self, request: InferenceRequest) -> None:
+        self._attempt = self._dispatcher.run(self.exchange, request, self)
 
     def client_gone(self) -> None:
         """The connection is lost."""
         if self.ended:
             return
-        self.ended = self._gone = True
-        if self._task is not None:
-            self._task.cancel()
-        else:  # its body had not come whole
-            self.exchange.client_gone()
-            self._dispatcher.end(self.exchange)
+        self.ended = True
+        self._leave_backend()
+        self.exchange.client_gone()
+        self.over()
 
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._task
+    def cancel(self, msg: str | None = None) -> None:
+        """The drain time is over: end what is still under way, in the loop's next turn."""
+        self._owner.loop.call_soon(self._cut_off)
 
     def _admit(self, authorization: bytes | None) -> None:
         try:
-            self._dispatcher.admit(self.exchange, authorization)
+            self._dispatcher.admit(self.exchange, self.headers, authorization)
             declared = self.headers.get(b"content-length", b"0")
             if int(declared) > self._dispatcher.max_body_bytes:
                 raise body_too_large(self._dispatcher.max_body_bytes)
         except ApiError as error:
             self.refusal = error
 
-    async def _serve(self) -> None:
-        exchange, dispatcher = self.exchange, self._dispatcher
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        try:
-            request = dispatcher.read(exchange, self.headers, body)
-            await dispatcher.run(exchange, request, self)
-        except ApiError as error:
-            exchange.refused(error)
-            self._answer(error)
-        except asyncio.CancelledError:
-            self._cut_off()
-        except Exception:
-            log.exception("request %s failed in the gateway", exchange.request_id)
-            exchange.status = exchange.status or 500
-            if self.started:
-                self.abort()
-            else:
-                self._answer(ApiError(500, "internal_error", "The gateway failed."))
-        finally:
-            if self._stall_timer is not None:
-                self._stall_timer.cancel()
-            dispatcher.end(exchange)
-
     def _cut_off(self) -> None:
-        """Cancelled: by the client's leaving, or by the end of the drain time."""
-        if self._gone:
-            self.exchange.client_gone()
-        elif self.ended:
+        if self._over:
             return
+        self._leave_backend()
+        if self.ended:  # the client has all of it, only the backend's end was still to come
+            self.over()
         elif self.started:
             self.exchange.cut_off()
             if self._chunked:  # a stream of events; whole answers come with their length
                 self.write(STOPPING_EVENT)
             self.abort()
+            self.over()
         else:
-            error = no_backend("The gateway is stopping. Try again shortly.", 1.0)
-            self.exchange.refused(error)
-            self._answer(error)
+            self.refuse(no_backend("The gateway is stopping. Try again shortly.", 1.0))
+
+    def _leave_backend(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    # --- attempt.Answered -------------------------------------------------------------------------------------------
+
+    def settle_in(self) -> None:
+        """The answer is a stream, and under way: hold no more than it needs."""
+        if not self.ended:
+            self._owner.settle_in()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error and be done."""
+        self.exchange.refused(error)
+        self._answer(error)
+        self.over()
+
+    def over(self) -> None:
+        """All that there was to do for the request is done."""
+        if self._over:
+            return
+        self._over = True
+        self._attempt = None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        self._dispatcher.end(self.exchange)
+        self._owner.served(self)
+
+    def crashed(self, error: Exception) -> None:
+        """Serving it has failed by the gateway's own fault."""
+        exchange = self.exchange
+        log.error("request %s failed in the gateway", exchange.request_id, exc_info=error)
+        exchange.status = exchange.status or 500
+        self._leave_backend()
+        if self.started:
+            self.abort()
+        else:
+            self._answer(ApiError(500, "internal_error", "The gateway failed."))
+        self.over()
 
     # --- the answer: relay.Client -----------------------------------------------------------------------------------
 
-    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def start(self, status: int, lines: bytes, *, sized: bool) -> None:
         """Take the head; it is written with the first piece of the body."""
         self.started = True
-        parts = [STATUS_LINE[status], self._owner.standing_headers]
-        sized = False
-        for name, value in headers:
-            if name == b"connection":
-                self.keep_alive = False  # the only thing an answer says there
-                continue
-            sized = sized or name == b"content-length"
-            parts += (name, b": ", value, b"\r\n")
         if sized:
             self._chunked = False
+            framing = b""
         elif self._chunked:
-            parts.append(b"transfer-encoding: chunked\r\n")
+            framing = b"transfer-encoding: chunked\r\n"
         else:  # HTTP/1.0 knows no chunks: the end of the connection ends the body
             self.keep_alive = False
-        parts.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._head = b"".join(parts)
+            framing = b""
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._head = b"".join((STATUS_LINE[status], self._owner.standing_headers, lines, framing, end))
 
     def write(self, data: bytes) -> None:
         """A piece of the body, not empty."""
@@ -220,9 +266,12 @@ class InferenceCall:
 
     def _answer(self, error: ApiError) -> None:
         body = error.body()
-        request_id = self.exchange.request_id.encode("ascii")
-        length = (b"content-length", b"%d" % len(body))
-        self.start(error.status, [*error.response_headers(), length, (b"x-request-id", request_id)])
+        headers = [*error.response_headers(), (b"content-length", b"%d" % len(body)),
+                   (b"x-request-id", self.exchange.request_id.encode("ascii"))]  # fmt: skip
+        if (b"connection", b"close") in headers:
+            headers.remove((b"connection", b"close"))
+            self.keep_alive = False
+        self.start(error.status, b"".join([b"%b: %b\r\n" % header for header in headers]), sized=True)
         self.finish(body)
 
     # --- backpressure -----------------------------------------------------------------------------------------------

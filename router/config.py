@@ -34,6 +34,7 @@ from router.config_sections import (
     DecisionLogSection,
     HealthSection,
     LatencyClassSection,
+    LendingSection,
     LimitsSection,
     ListenSection,
     ModelSection,
@@ -41,6 +42,7 @@ from router.config_sections import (
     PolicySection,
     PollSection,
     RetriesSection,
+    StateSection,
     TimeoutsSection,
 )
 from router.config_source import ConfigError, Loc, Problem, SourceDocument, parse_source, read_source
@@ -85,12 +87,18 @@ class FleetConfig(Section):
         default=LimitsSection(), description="What the gateway takes on.", examples=[{"max_in_flight": 4_096}])
     decision_log: DecisionLogSection = Field(
         default=DecisionLogSection(), description="Record of decisions.", examples=[{"path": "decisions.jsonl"}])
+    state: StateSection = Field(
+        default=StateSection(), description="What was learned, kept over a restart.", examples=[{"path": "state.json"}])
     poll: PollSection = Field(
         default=PollSection(), description="How engines are watched.", examples=[{"interval_s": 1.0}])
     health: HealthSection = Field(
         default=HealthSection(),
         description="When a backend is taken out and how it comes back.",
         examples=[{"failures_to_eject": 5}])
+
+    lending: LendingSection = Field(
+        default=LendingSection(), description="What an allocator is told of capacity that can be done without.",
+        examples=[{"headroom_replicas": 1}])
 
     @model_validator(mode="after")
     def _fits_together(self) -> "FleetConfig":

@@ -7,7 +7,8 @@ from typing import Any
 from router.config import FleetConfig
 from router.config_sections import BackendSection
 
-_NEEDS_RESTART = ("listen", "admin", "decision_log", "limits.max_connections", "timeouts.receive_", "timeouts.drain_s")
+_NEEDS_RESTART = ("listen", "admin", "decision_log", "state", "limits.max_connections", "timeouts.receive_",
+                  "timeouts.drain_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 """
 
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -76,6 +76,18 @@ class DecisionLogSection(Section):
         default=8, description="Files that moved aside and are kept.", examples=[8])
     queue_records: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         default=4_096, description="Records that may wait to be written; one more is dropped.", examples=[4_096])
+
+
+class StateSection(Section):
+    """What was learned, kept over a restart."""
+
+    path: Text | None = Field(
+        default=None,
+        description="File of what the policy and the prompt sizes have learned, beside the fleet file; left out: each "
+                    "start learns afresh.",
+        examples=["state.json"])
+    save_every_s: Seconds = Field(
+        default=60.0, description="Between two savings; the last one is at the end.", examples=[60])
 
 
 class ModelSection(Section):
@@ -392,3 +404,32 @@ class HealthSection(Section):
         default=_RULES.min_healthy_share,
         description="Share of a model's backends that signs of mere overload never take out.",
         examples=[0.5])
+
+
+class LendingSection(Section):
+    """What is told to an allocator of the capacity that can be done without; see docs/lending.md."""
+
+    forecaster: Literal["seasonal_naive", "ewma_quantile"] = Field(
+        default="seasonal_naive",
+        description="What is expected of the demand: the shape of earlier seasons, or the level of late.",
+        examples=["seasonal_naive"])
+    bin_s: Annotated[float, Field(ge=0.1, le=3600)] = Field(
+        default=60.0, description="Demand is counted over so long.", examples=[60])
+    season_s: Annotated[float, Field(ge=1, le=31_536_000)] = Field(
+        default=86_400.0, description="After this time demand repeats itself; nothing is lent before one has passed.",
+        examples=[86_400])
+    horizon_s: Annotated[float, Field(gt=0, le=604_800)] = Field(
+        default=2_400.0, description="A loan is meant to last this long: nothing is lendable that is missed sooner.",
+        examples=[2_400])
+    grace_s: SecondsFromZero = Field(
+        default=60.0, description="What a borrower takes to let go: part of the time that a recall needs.",
+        examples=[60])
+    target: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.7, description="Share of a backend's capacity at the mean that is counted on, so that P99 holds.",
+        examples=[0.7])
+    headroom_replicas: Annotated[float, Field(ge=0, le=1_000)] = Field(
+        default=1.0, description="Kept beyond the forecast, in backends of the largest size.", examples=[1])
+    assumed_return_s: Seconds = Field(
+        default=120.0, description="Taken for load and warm-up of an engine until they were measured.", examples=[120])
+    warmup_requests: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        default=2, description="Short requests that a returned engine answers before it gets traffic.", examples=[2])

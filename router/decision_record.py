@@ -1,74 +1,19 @@
-"""One settled request as one line of JSON: what was decided, on what grounds, and what came of it.
+"""One request that has ended as one line of JSON: what was decided, on what grounds, and what came of it.
 
-The request's path makes a `SettledRequest`: references to frozen objects and a few numbers. `record_of` turns it into
-a `DecisionRecord` later and elsewhere, since nothing it is made of changes any more. Every field is copied by name from
-a noun whose content is known, so that no prompt, header or key can come along; the request's id is the one word of a
-client in it.
-
-`docs/decision-record.md` has a row for each field, which a test holds.
+Every field is copied by name from a noun whose content is known, so that no prompt, header or key can come along; the
+request's id is the one word of a client in it. `docs/decision-record.md` has a row for each field, which a test holds.
 """
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from functools import lru_cache
+from math import isfinite
 
 import msgspec
 
-from backends.catalog.views import BackendView
-from policies.estimate import ASSUMED, Estimate, predict
-from policies.facts import RequestFacts
-from policies.filters import Rejection
-from policies.policy import Decision, Priced, Rejected
+from router.exchange import Exchange, Tried
+from router.grounds import CandidateRecord, Grounds, RejectedRecord, grounds_of
 
 SCHEMA_VERSION = 1
-MAX_LISTED = 32
-"""Candidates and rejected backends that a record lists; a fleet of a thousand would fill a disk by itself."""
-
-
-class Tried(NamedTuple):
-    """One attempt of a request. Times are monotonic seconds."""
-
-    decision: Decision
-    """The decision that led to it."""
-    cause: str | None
-    """How it failed, in the words of `policies.attempts.FailureCause`; `None` where it gave the client its answer."""
-    began_at_s: float
-    ended_at_s: float
-
-
-class SettledRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One request that has ended, as its path leaves it. Times are monotonic seconds.
-
-    Not seen by the garbage collector (`gc=False`): it holds no cycles, and thousands may wait to be written.
-    """
-
-    request_id: str
-    endpoint: str
-    model: str
-    latency_class: str
-    tenant: str
-    key_id: str
-    config_hash: str
-    """Of the configuration that it began under."""
-    status: int
-    outcome: str
-    began_at_s: float
-    received_at_s: float
-    """When the last byte of its body had come; 0 where it never did."""
-    ended_at_s: float
-    waited_s: float = 0.0
-    overhead_s: float | None = None
-    first_token_at_s: float | None = None
-    last_token_at_s: float | None = None
-    prompt_tokens: int | None = None
-    """By the engine's count."""
-    generated_tokens: int | None = None
-    facts: RequestFacts | None = None
-    decision: Decision | None = None
-    """The last one; its own backend is that of the answer."""
-    decided_at_s: float = 0.0
-    """The time that decision was made with."""
-    tried: tuple[Tried, ...] = ()
 
 
 class BudgetRecord(msgspec.Struct, gc=False):
@@ -77,26 +22,6 @@ class BudgetRecord(msgspec.Struct, gc=False):
     ttft_s: float | None
     inter_token_s: float | None
     e2e_s: float | None
-
-
-class CandidateRecord(msgspec.Struct, gc=False):
-    """A backend that could have served the request, as the decision saw it."""
-
-    backend: str
-    price: float
-    terms: dict[str, float]
-    late_s: float
-    ttft_s: float
-    coefficients: str
-    drift: float
-    in_flight: int
-
-
-class RejectedRecord(msgspec.Struct, gc=False):
-    """A backend that a filter removed."""
-
-    backend: str
-    reason: str
 
 
 class AttemptRecord(msgspec.Struct, gc=False):
@@ -135,6 +60,7 @@ class DecisionRecord(msgspec.Struct, gc=False):
     expected_output_tokens: int | None
     budget: BudgetRecord | None
     received_s: float | None
+    queued_s: float
     waited_s: float
     overhead_ms: float | None
     ttft_s: float | None
@@ -143,6 +69,10 @@ class DecisionRecord(msgspec.Struct, gc=False):
     predicted_ttft_s: float | None
     predicted_tpot_s: float | None
     predicted_e2e_s: float | None
+    predicted_ttft_p99_s: float | None
+    predicted_e2e_p99_s: float | None
+    predicted_miss: float | None
+    miss_weight: float | None
     prompt_tokens: int | None
     generated_tokens: int | None
     attempts: list[AttemptRecord]
@@ -152,111 +82,91 @@ class DecisionRecord(msgspec.Struct, gc=False):
     rejected_count: int
 
 
-def record_of(settled: SettledRequest, wall_offset_s: float) -> DecisionRecord:
-    """The record of one request; `wall_offset_s` is what makes Unix time of its monotonic times.
-
-    Where the policy predicted nothing (a baseline), the prediction for each candidate is made here from what the
-    decision saw: `policies.estimate.predict` is pure.
-    """
-    facts, decision = settled.facts, settled.decision
-    chosen = decision.chosen if decision is not None else None
-    candidates: list[CandidateRecord] = []
-    expected: Estimate | None = None
-    if decision is not None and facts is not None:
-        for entry in _listed(decision):
-            estimate = entry.estimate or predict(facts, entry.backend, settled.decided_at_s)
-            candidates.append(_candidate(entry, estimate))
-            if entry.backend is chosen:
-                expected = estimate
-    received_at_s, first_at_s = settled.received_at_s, settled.first_token_at_s
+def record_of(exchange: Exchange, wall_offset_s: float) -> DecisionRecord:
+    """The record of a request that has ended; `wall_offset_s` is what makes Unix time of its monotonic times."""
+    facts, principal, usage, grounds = exchange.facts, exchange.principal, exchange.usage, None
+    if exchange.packed_grounds is not None:
+        grounds = Grounds.unpacked(exchange.packed_grounds)
+    elif exchange.decision is not None and facts is not None:
+        grounds = grounds_of(exchange.decision, facts, exchange.decided_at_s)
+    expected = None if grounds is None else grounds.expected
+    began_at_s, received_at_s, first_at_s = exchange.began_at_s, exchange.received_at_s, exchange.first_token_at_s
     return DecisionRecord(
         v=SCHEMA_VERSION,
-        time=_rfc3339(settled.ended_at_s + wall_offset_s),
-        request_id=settled.request_id,
-        tenant=settled.tenant,
-        key_id=settled.key_id,
-        endpoint=settled.endpoint,
-        model=settled.model,
-        latency_class=settled.latency_class,
-        status=settled.status,
-        outcome=settled.outcome,
-        backend=chosen.spec.name if chosen is not None else None,
-        policy=decision.policy if decision is not None else None,
-        reason=decision.reason if decision is not None else None,
-        price=decision.price if decision is not None else None,
-        coefficients=_version(chosen) if chosen is not None else None,
-        config_hash=settled.config_hash,
-        stream=facts.stream if facts is not None else None,
-        prompt_tokens_estimate=facts.prompt_tokens if facts is not None else None,
-        max_output_tokens=facts.max_output_tokens if facts is not None else None,
-        expected_output_tokens=facts.expected_output_tokens if facts is not None else None,
+        time=_rfc3339(exchange.ended_at_s + wall_offset_s),
+        request_id=exchange.request_id,
+        tenant="" if principal is None else principal.tenant,
+        key_id="" if principal is None else principal.key_id,
+        endpoint=exchange.endpoint,
+        model=exchange.model,
+        latency_class="" if facts is None else facts.latency_class,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        backend=None if grounds is None else grounds.backend,
+        policy=None if grounds is None else grounds.policy,
+        reason=None if grounds is None else grounds.reason,
+        price=None if grounds is None else grounds.price,
+        coefficients=None if grounds is None else grounds.coefficients,
+        config_hash=exchange.generation.config_hash,
+        stream=None if facts is None else facts.stream,
+        prompt_tokens_estimate=None if facts is None else facts.prompt_tokens,
+        max_output_tokens=None if facts is None else facts.max_output_tokens,
+        expected_output_tokens=None if facts is None else facts.expected_output_tokens,
         budget=None if facts is None else BudgetRecord(
             facts.budget.ttft_s, facts.budget.inter_token_s, facts.budget.e2e_s),
-        received_s=_seconds(received_at_s - settled.began_at_s) if received_at_s else None,
-        waited_s=_seconds(settled.waited_s),
-        overhead_ms=None if settled.overhead_s is None else round(settled.overhead_s * 1e3, 3),
+        received_s=_seconds(received_at_s - began_at_s) if received_at_s else None,
+        queued_s=_seconds(exchange.queued_s),
+        waited_s=_seconds(exchange.waited_s),
+        overhead_ms=None if exchange.overhead_s is None else round(exchange.overhead_s * 1e6) / 1e3,
         ttft_s=None if first_at_s is None else _seconds(first_at_s - received_at_s),
-        tpot_s=_tpot_s(settled),
-        total_s=_seconds(settled.ended_at_s - (received_at_s or settled.began_at_s)),
+        tpot_s=_tpot_s(exchange),
+        total_s=_seconds(exchange.ended_at_s - (received_at_s or began_at_s)),
         predicted_ttft_s=None if expected is None else _seconds(expected.ttft_s),
         predicted_tpot_s=None if expected is None else _seconds(expected.tpot_s),
         predicted_e2e_s=None if expected is None else _seconds(expected.e2e_s),
-        prompt_tokens=settled.prompt_tokens,
-        generated_tokens=settled.generated_tokens,
-        attempts=[_attempt(tried, settled.began_at_s) for tried in settled.tried],
-        candidates=candidates,
-        candidate_count=len(decision.candidates) if decision is not None else 0,
-        rejected=_rejected(decision.rejected) if decision is not None else [],
-        rejected_count=len(decision.rejected) if decision is not None else 0,
+        predicted_ttft_p99_s=None if expected is None or expected.ttft_p99_s is None else _seconds(expected.ttft_p99_s),
+        predicted_e2e_p99_s=None if expected is None or expected.e2e_p99_s is None else _seconds(expected.e2e_p99_s),
+        predicted_miss=None if grounds is None else grounds.miss,
+        miss_weight=exchange.miss_weight,
+        prompt_tokens=None if usage is None else usage.prompt_tokens,
+        generated_tokens=_generated_tokens(exchange),
+        attempts=[_attempt(tried, began_at_s) for tried in exchange.tried],
+        candidates=[] if grounds is None else grounds.candidates,
+        candidate_count=0 if grounds is None else grounds.candidate_count,
+        rejected=[] if grounds is None else grounds.rejected,
+        rejected_count=0 if grounds is None else grounds.rejected_count,
     )
-
-
-def _listed(decision: Decision) -> Sequence[Priced]:
-    """The candidates that a record has room for: the chosen one, and the cheapest others."""
-    if len(decision.candidates) <= MAX_LISTED:
-        return decision.candidates
-    return sorted(decision.candidates, key=lambda entry: (entry.backend is not decision.chosen, entry.price))[
-        :MAX_LISTED]
-
-
-# Runs once per candidate of each request, on the same core as the requests themselves: its numbers are copied as they
-# are, since rounding them costs as much as all else here.
-def _candidate(entry: Priced, estimate: Estimate) -> CandidateRecord:
-    view = entry.backend
-    spec = view.spec
-    return CandidateRecord(spec.name, entry.price, dict(entry.terms), entry.late_s, estimate.ttft_s,
-                           (spec.coefficients or ASSUMED).version, view.drift, view.in_flight_requests)
-
-
-def _rejected(rejected: tuple[Rejected, ...]) -> list[RejectedRecord]:
-    """Those that serve the model: that the others do not is no news."""
-    serving = [entry for entry in rejected if entry.reason != Rejection.OTHER_MODEL]
-    return [RejectedRecord(entry.backend, entry.reason) for entry in serving[:MAX_LISTED]]
 
 
 def _attempt(tried: Tried, began_at_s: float) -> AttemptRecord:
-    decision = tried.decision
-    return AttemptRecord(
-        decision.chosen.spec.name if decision.chosen is not None else None, decision.reason,
-        decision.price, tried.cause,
-        _seconds(tried.began_at_s - began_at_s), _seconds(tried.ended_at_s - tried.began_at_s),
-    )
+    return AttemptRecord(tried.backend, tried.reason, tried.price, tried.cause,
+                         _seconds(tried.began_at_s - began_at_s), _seconds(tried.ended_at_s - tried.began_at_s))
 
 
-def _tpot_s(settled: SettledRequest) -> float | None:
-    first, last, tokens = settled.first_token_at_s, settled.last_token_at_s, settled.generated_tokens
+def _generated_tokens(exchange: Exchange) -> int | None:
+    if exchange.usage is not None:
+        return exchange.usage.completion_tokens
+    return None if exchange.first_token_at_s is None else exchange.generated_tokens
+
+
+def _tpot_s(exchange: Exchange) -> float | None:
+    tokens = _generated_tokens(exchange)
+    first, last = exchange.first_token_at_s, exchange.last_token_at_s
     if first is None or last is None or tokens is None or tokens < 2 or last <= first:
         return None
     return _seconds((last - first) / (tokens - 1))
 
 
-def _version(view: BackendView) -> str:
-    return (view.spec.coefficients or ASSUMED).version
-
-
 def _seconds(value: float) -> float:
-    return round(value, 6)
+    """To the microsecond. `round(value, 6)` does the same at six times the cost, and there are a dozen in a line."""
+    return round(value * 1e6) / 1e6 if isfinite(value) else value
+
+
+@lru_cache(maxsize=4)
+def _whole_second(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _rfc3339(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    whole_s = int(unix_s)
+    return f"{_whole_second(whole_s)}.{int((unix_s - whole_s) * 1000):03d}Z"

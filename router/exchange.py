@@ -3,16 +3,15 @@
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.facts import RequestFacts
 from policies.policy import Decision
-from router.decision_record import SettledRequest, Tried
 from router.errors import ApiError
 from router.generation import Generation
-from router.intake import Endpoint, InferenceRequest
+from router.intake import Endpoint
 from router.keys import ParallelLease, Principal
-from router.metrics import Metrics
-from router.relay import Ending, Progress
+from router.sse import Usage
 
 NO_BACKEND = "none"
 UNKNOWN_MODEL = "other"
@@ -35,17 +34,25 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-ENDINGS = {
-    Ending.COMPLETE: Outcome.OK,
-    Ending.ENGINE_ERROR: Outcome.BACKEND_ERROR,
-    Ending.TRUNCATED: Outcome.TRUNCATED,
-    Ending.TIMEOUT: Outcome.TIMEOUT,
-}
+class Tried(NamedTuple):
+    """One attempt of a request that has ended. Times are monotonic seconds."""
+
+    backend: str | None
+    reason: str
+    """Why this one."""
+    price: float | None
+    cause: str | None
+    """How it failed, in the words of `policies.attempts.FailureCause`; `None` where it gave the client its answer."""
+    began_at_s: float
+    ended_at_s: float
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request from its head to the end of its answer. Times are monotonic seconds."""
+    """One request from its head to the end of its answer. Times are monotonic seconds.
+
+    Nothing of it changes once it has ended, so the decision log reads it later, as it is.
+    """
 
     endpoint: Endpoint
     request_id: str
@@ -56,35 +63,61 @@ class Exchange:
     """When the last byte of its body had come; 0 before."""
     deadline_s: float = math.inf
     """By when its answer must have ended."""
+    ended_at_s: float = 0.0
     principal: Principal | None = None
     """Whom it is made for; `None` while nobody is known."""
     parallel_lease: ParallelLease | None = None
+    admitted: str | None = None
+    """The latency class that it counts under among those in flight; `None` where it was not let in."""
     facts: RequestFacts | None = None
+    backend: str = NO_BACKEND
+    """Chosen by the last decision: that of the answer."""
+    reason: str = ""
+    price: float | None = None
     decision: Decision | None = None
-    """The last one: its backend is that of the answer."""
+    """The last one. Once a stream runs, `packed_grounds` (`grounds.Grounds.packed`) is what is left of it."""
+    packed_grounds: bytes | None = None
     decided_at_s: float = 0.0
     tried: list[Tried] = field(default_factory=list)
     """Attempts that have ended."""
     status: int = 0
     outcome: Outcome = Outcome.INTERNAL_ERROR
+    miss_weight: float | None = None
+    """What a miss of its class weighed in the last decision."""
+    queued_s: float = 0.0
+    """Waiting for a backend to come up."""
     waited_s: float = 0.0
     """Waiting for backends before the answer began, over all attempts."""
     overhead_s: float | None = None
     """The gateway's own share of the time until the answer began."""
-    progress: Progress = field(default_factory=Progress)
+    started: bool = False
+    """The client has its status line: no other backend can answer any more."""
+    first_token_at_s: float | None = None
+    last_token_at_s: float | None = None
+    generated_tokens: int = 0
+    """Counted in the stream; `usage` has the engine's count."""
+    usage: Usage | None = None
 
-    def read(self, request: InferenceRequest) -> None:
-        """Its body made sense."""
-        self.facts = request.facts
-
-    @property
-    def backend(self) -> str:
-        chosen = self.decision.chosen if self.decision is not None else None
-        return NO_BACKEND if chosen is None else chosen.spec.name
+    def decided(self, decision: Decision, now: float) -> None:
+        """Another backend is to answer, or none can."""
+        self.decision = decision
+        self.decided_at_s = now
+        self.reason = decision.reason
+        self.price = decision.price
+        chosen = decision.chosen
+        self.backend = NO_BACKEND if chosen is None else chosen.spec.name
 
     def begin_answer(self, now: float) -> None:
         """The answer's head is about to be written."""
-        self.overhead_s = max(0.0, now - self.received_at_s - self.waited_s - self.progress.waited_s)
+        self.started = True
+        self.overhead_s = max(0.0, now - self.received_at_s - self.waited_s)
+
+    def generated(self, tokens: int, now: float) -> None:
+        """The engine has generated."""
+        if self.first_token_at_s is None:
+            self.first_token_at_s = now
+        self.last_token_at_s = now
+        self.generated_tokens += tokens
 
     def refused(self, error: ApiError) -> None:
         """The gateway answers with an error of its own."""
@@ -103,63 +136,14 @@ class Exchange:
         """The process ends before a begun answer did."""
         self.outcome = Outcome.TRUNCATED
 
-    def settle(self, metrics: Metrics, now: float) -> None:
-        """Count. Called exactly once, however the request ended."""
-        backend = self.backend
-        endpoint = self.endpoint.value
-        model = UNKNOWN_MODEL if self.facts is None else self.facts.model
-        metrics.requests.inc((endpoint, model, backend, str(self.status), self.outcome.value))
-        if self.received_at_s:
-            metrics.request_seconds.observe((endpoint, backend), now - self.received_at_s)
-        if self.overhead_s is not None:
-            metrics.overhead_seconds.observe((), self.overhead_s)
-        self._settle_tokens(metrics, backend)
-
-    def settled(self, now: float) -> SettledRequest:
-        """All that the decision log needs: references to what no longer changes."""
-        progress, facts, principal = self.progress, self.facts, self.principal
-        usage = progress.usage
-        return SettledRequest(
-            request_id=self.request_id,
-            endpoint=self.endpoint.value,
-            model=UNKNOWN_MODEL if facts is None else facts.model,
-            latency_class="" if facts is None else facts.latency_class,
-            tenant="" if principal is None else principal.tenant,
-            key_id="" if principal is None else principal.key_id,
-            config_hash=self.generation.config_hash,
-            status=self.status,
-            outcome=self.outcome.value,
-            began_at_s=self.began_at_s,
-            received_at_s=self.received_at_s,
-            ended_at_s=now,
-            waited_s=self.waited_s,
-            overhead_s=self.overhead_s,
-            first_token_at_s=progress.first_token_at_s,
-            last_token_at_s=progress.last_token_at_s,
-            prompt_tokens=None if usage is None else usage.prompt_tokens,
-            generated_tokens=progress.generated_tokens if usage is None else usage.completion_tokens,
-            facts=facts,
-            decision=self.decision,
-            decided_at_s=self.decided_at_s,
-            tried=tuple(self.tried),
-        )
+    @property
+    def model(self) -> str:
+        """The fleet's name of the model."""
+        return UNKNOWN_MODEL if self.facts is None else self.facts.model
 
     def tpot_s(self) -> float | None:
         """Mean time between generated tokens, `None` where fewer than two came apart."""
-        progress = self.progress
-        first, last = progress.first_token_at_s, progress.last_token_at_s
-        if first is None or last is None or progress.generated_tokens < 2 or last <= first:
+        first, last = self.first_token_at_s, self.last_token_at_s
+        if first is None or last is None or self.generated_tokens < 2 or last <= first:
             return None
-        return (last - first) / (progress.generated_tokens - 1)
-
-    def _settle_tokens(self, metrics: Metrics, backend: str) -> None:
-        progress = self.progress
-        if progress.first_token_at_s is not None:
-            metrics.ttft_seconds.observe((backend,), progress.first_token_at_s - self.received_at_s)
-        tpot_s = self.tpot_s()
-        if tpot_s is not None:
-            metrics.tpot_seconds.observe((backend,), tpot_s)
-        usage = progress.usage
-        if usage is not None:
-            metrics.tokens.inc((backend, "prompt"), usage.prompt_tokens or 0)
-            metrics.tokens.inc((backend, "generated"), usage.completion_tokens or 0)
+        return (last - first) / (self.generated_tokens - 1)

@@ -6,8 +6,9 @@ Everything here runs on the event loop, and no method awaits: two requests never
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from backends.catalog.health import (
     Health,
@@ -25,10 +26,14 @@ from backends.catalog.views import BackendView, FleetView
 from backends.upstream import PoolLimits, UpstreamPool
 from policies.estimate import DRIFT_RANGE, predict
 from policies.facts import RequestFacts
+from policies.learning import Learner, NoLearner
+from router.feedback import Pacing
+from router.intake import Endpoint
 from router.leases import Books, Lease
 
 EWMA_WEIGHT = 0.1
-MAX_TOKENS_PER_BYTE = 1.0
+LATELY_UP_S = 30.0
+"""A backend that has been out for longer is not waited for."""
 BOOK_SUCCESSES_EVERY_S = 0.1
 MIN_TOKENS_FOR_DRIFT = 8
 """A shorter stream says more of its start than of its pace."""
@@ -58,10 +63,13 @@ class LiveBackend:
         self.sample: LoadSample | None = None
         self.in_flight_at_sample: int | None = None
         self.books = Books()
+        self.pacing = Pacing()
         self.slot = -1
         """Where it stands in shared memory; -1 where nothing is shared."""
         self.siblings: Siblings | None = None
         self.drained_by_hand = False
+        self.lent = False
+        """Let go, or not yet back (`router.lending`)."""
         self.retired = False
         self.silent_until_s = 0.0
         self.silence_asked_until_s = 0.0
@@ -71,13 +79,16 @@ class LiveBackend:
         self.unbooked_successes = 0
         """Successes that the health machine has not been told of yet (`Fleet.on_outcome`)."""
         self.failed_requests = 0
+        self._heads: dict[tuple[Endpoint, bool, str | None], bytes] = {}
         self._view: BackendView | None = None
-        self._viewed: tuple[object, ...] = ()
+        self._load: Sequence[int] = ()
         self.last_outcome_at_s: float | None = None
+        self.was_up_until_s: float | None = None
+        """When its health last took it out of service; `None` where it was never known to be well."""
 
     @property
     def draining(self) -> bool:
-        return self.spec.weight == 0 or self.drained_by_hand
+        return self.spec.weight == 0 or self.drained_by_hand or self.lent
 
     @property
     def backoff_until_s(self) -> float:
@@ -101,16 +112,30 @@ class LiveBackend:
         start = 4 * self.slot
         return self.books.cells.tolist() if loads is None or start < 0 else loads[start : start + 4]
 
-    def view(self, loads: Sequence[int] | None = None) -> BackendView:
-        """Its frozen picture. One that has not changed is given out again, with what was worked out of it."""
-        load = self.load(loads)
-        seen = (load, self.spec, self.health, self.sample, self.served_requests, self.last_outcome_at_s,
-                self.silent_until_s, self.silence_asked_until_s, self.drift, self.drained_by_hand)  # fmt: skip
-        if self._view is None or seen != self._viewed:
-            self._view, self._viewed = self._make_view(load), seen
-        return self._view
+    @property
+    def belief(self) -> Any:
+        """What its learner believed at the last decision: a live look, or `None`."""
+        return None if self._view is None else self._view.belief
 
-    def _make_view(self, load: Sequence[int]) -> BackendView:
+    def seen(self, belief: Any) -> BackendView:
+        """Its frozen picture as of now."""
+        return self.view(self.load(None if self.siblings is None else self.siblings.loads()), belief)
+
+    def view(self, load: Sequence[int], belief: Any = None) -> BackendView:
+        """Its frozen picture with that `load`, and with what its learner believes. One that has not changed is given
+        out again, with what was worked out of it."""
+        view = self._view
+        if (view is None or load != self._load or belief is not view.belief
+                or self.last_outcome_at_s is not view.last_outcome_at_s or self.health is not view.health
+                or self.sample is not view.sample or self.spec is not view.spec
+                or self.served_requests != view.served_requests or self.drift != view.drift
+                or self.silent_until_s != view.backoff_until_s or self.draining is not view.draining
+                or self.silence_asked_until_s != view.silence_asked_until_s):  # fmt: skip
+            self._load = load
+            view = self._view = self._make_view(load, belief)
+        return view
+
+    def _make_view(self, load: Sequence[int], belief: Any) -> BackendView:
         prefill_requests, prefill_tokens, decode_requests, context_tokens = load
         return BackendView(
             spec=self.spec,
@@ -128,7 +153,23 @@ class LiveBackend:
             drift=self.drift,
             served_requests=self.served_requests,
             last_outcome_at_s=self.last_outcome_at_s,
+            belief=belief,
         )
+
+    def head(self, endpoint: Endpoint, stream: bool) -> bytes:
+        """Request line and headers of all requests to one route of it, made once."""
+        api_key = self.spec.api_key
+        head = self._heads.get((endpoint, stream, api_key))
+        if head is None:
+            accept = b"text/event-stream" if stream else b"application/json"
+            headers = [(b"content-type", b"application/json"), (b"accept", accept), (b"accept-encoding", b"identity"),
+                       (b"user-agent", b"headrace")]  # fmt: skip
+            if api_key is not None:
+                headers.append((b"authorization", b"Bearer " + api_key.encode("ascii")))
+            head = self.pool.head(endpoint.encode("ascii"), headers)
+            self._heads = {key: kept for key, kept in self._heads.items() if key[2] == api_key}
+            self._heads[endpoint, stream, api_key] = head
+        return head
 
     def lease(self, prompt_tokens: int) -> "BackendLease":
         """Books for one attempt; the pool of a retired backend closes with its last lease."""
@@ -144,20 +185,19 @@ class LiveBackend:
         known = self.ttft_ewma_s
         self.ttft_ewma_s = ttft_s if known is None else known + EWMA_WEIGHT * (ttft_s - known)
 
-    def observe_pace(
-        self, facts: RequestFacts, decided_on: BackendView, tpot_s: float | None, generated_tokens: int
-    ) -> None:
-        """Move the drift factor by one finished stream: what its pace was over what the coefficients say.
+    def expected_pace_s(self, facts: RequestFacts, decided_on: BackendView) -> float:
+        """What the coefficients say of the request's time per token, drift left out."""
+        return predict(facts, replace(decided_on, drift=1.0), self._clock()).tpot_s
+
+    def observe_pace(self, expected_tpot_s: float, tpot_s: float, generated_tokens: int) -> None:
+        """Move the drift factor by one finished stream: what its pace was over what was expected.
 
         An EWMA of the log ratio, so that twice too slow and twice too fast weigh alike.
         """
-        if tpot_s is None or generated_tokens < MIN_TOKENS_FOR_DRIFT:
-            return
-        predicted_s = predict(facts, replace(decided_on, drift=1.0), self._clock()).tpot_s
-        if not (predicted_s > 0 and math.isfinite(predicted_s)):
+        if generated_tokens < MIN_TOKENS_FOR_DRIFT or not (expected_tpot_s > 0 and math.isfinite(expected_tpot_s)):
             return
         low, high = DRIFT_RANGE
-        ratio = min(high, max(low, tpot_s / predicted_s))
+        ratio = min(high, max(low, tpot_s / expected_tpot_s))
         self.drift = math.exp((1 - EWMA_WEIGHT) * math.log(self.drift) + EWMA_WEIGHT * math.log(ratio))
 
 
@@ -170,8 +210,8 @@ class BackendLease(Lease):
         super().__init__(backend.books, prompt_tokens)
         self._backend = backend
 
-    def __exit__(self, *exc: object) -> None:
-        super().__exit__(None, None, None)
+    def settle(self) -> None:
+        super().settle()
         if self._backend.retired and self._backend.books.requests == 0:
             self._backend.pool.close()
 
@@ -190,12 +230,18 @@ class Fleet:
         self._pool_limits = pool_limits or PoolLimits()
         self._rules = HealthRules()
         self._on_transition = on_transition
+        self.on_change: Callable[[], None] | None = None
+        """Called when a backend's health state has changed, whoever found out."""
         self._sequence = 0
+        self._views: tuple[BackendView, ...] = ()
+        self.pool_belief: Any = None
+        """What the learner believed of the whole at the last decision."""
+        self.learner: Learner = NoLearner()
+        """What it believes stands on every view."""
         self.siblings: Siblings | None = None
         self.backends: dict[str, LiveBackend] = {}
         self.retiring: list[LiveBackend] = []
         self.config_hash = ""
-        self.tokens_per_byte: dict[str, float] = {}
 
     def apply(self, specs: Iterable[BackendSpec], rules: HealthRules, config_hash: str) -> None:
         """Take over a configuration. A backend whose identity is unchanged keeps its live state and connections."""
@@ -204,6 +250,8 @@ class Fleet:
         for spec in specs:
             live = before.get(spec.name)
             if live is not None and live.spec.identity == spec.identity:
+                if live.spec.coefficients != spec.coefficients:
+                    self.learner.forget(spec.name)  # what it learned is how far the old ones were off
                 live.spec = spec
             else:
                 live = LiveBackend(spec, self._pool_limits, self._clock)
@@ -213,6 +261,7 @@ class Fleet:
         self.backends, self._rules, self.config_hash = after, rules, config_hash
         self.retiring = [live for live in self.retiring if live.books.requests] + gone
         for live in gone:
+            self.learner.forget(live.spec.name)
             live.retire()
         if self.siblings is not None:
             self.siblings.arrange(after.values())
@@ -220,12 +269,24 @@ class Fleet:
     def view(self) -> FleetView:
         """The frozen picture for one decision."""
         self._sequence += 1
-        loads = None if self.siblings is None else self.siblings.loads()
-        return FleetView(
-            backends=tuple([live.view(loads) for live in self.backends.values()]),
-            config_hash=self.config_hash,
-            sequence=self._sequence - 1,
-        )
+        return self._picture(self._clock(), self._sequence - 1)
+
+    def preview(self) -> FleetView:
+        """The picture that the next decision will see, for whoever only looks."""
+        return self._picture(self._clock(), self._sequence)
+
+    def _picture(self, now: float, sequence: int) -> FleetView:
+        belief, siblings = self.learner.belief, self.siblings
+        if siblings is None:
+            views = [live.view(live.books.cells.tolist(), belief(name, now)) for name, live in self.backends.items()]
+        else:
+            loads = siblings.loads()
+            views = [live.view(live.load(loads), belief(name, now)) for name, live in self.backends.items()]
+        known = self._views
+        if len(known) != len(views) or not all(map(is_, known, views)):
+            known = self._views = tuple(views)  # else the same tuple as before: a policy may remember by it
+        self.pool_belief = self.learner.pool_belief(now)
+        return FleetView(known, self.config_hash, sequence, self.pool_belief)
 
     def on_sample(self, name: str, sample: LoadSample) -> None:
         live = self.backends.get(name)
@@ -265,15 +326,6 @@ class Fleet:
         self._book_successes(live)
         self._step(live, Outcome(kind))
 
-    def observe_prompt(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Learn how many tokens a byte of this model's prompts is."""
-        if prompt_bytes < 32 or prompt_tokens <= 0:
-            return
-        # A byte is at most about a token; an engine that counts otherwise must not talk prompts out of its context.
-        seen = min(MAX_TOKENS_PER_BYTE, prompt_tokens / prompt_bytes)
-        known = self.tokens_per_byte.get(model, seen)
-        self.tokens_per_byte[model] = known + EWMA_WEIGHT * (seen - known)
-
     def health_of_model(self, model: str) -> Mapping[str, Health]:
         """Health of each backend that serves `model` and is not draining."""
         return {
@@ -292,6 +344,22 @@ class Fleet:
         """Seconds until the next backend may come back by itself; a second where none has a date."""
         dates = [max(live.health.until_s, live.backoff_until_s) - now for live in self.backends.values()]
         return min((date for date in dates if date > 0), default=1.0)
+
+    def expected_back_s(self, model: str, now: float) -> float | None:
+        """Seconds until a backend of the model may take requests again; `None` where one may at any time, infinite
+        where none is expected."""
+        soonest_s = math.inf
+        for live in self.backends.values():
+            if live.spec.model != model or live.draining:
+                continue
+            health = live.health.at(now)
+            if health.state is HealthState.EJECTED:
+                soonest_s = min(soonest_s, health.until_s - now)
+            elif health.state is not HealthState.UNHEALTHY:
+                return None
+            elif live.was_up_until_s is not None and now - live.was_up_until_s < LATELY_UP_S:
+                return None  # as while it restarts
+        return soonest_s
 
     def close(self) -> None:
         for live in (*self.backends.values(), *self.retiring):
@@ -312,11 +380,15 @@ class Fleet:
         live.health = after
         if after.state is before.state:
             return
+        if before.state in (HealthState.HEALTHY, HealthState.SLOW_START) and not after.in_service:
+            live.was_up_until_s = self._clock()
         if after.state is HealthState.UNHEALTHY:
             # A request that waits for its first byte there can still be answered elsewhere, and nothing is answered
             # twice. Streams that have begun keep their own timeouts.
             live.pool.fail_waiting("health checks gave the backend up")
         if self.siblings is not None:
             self.siblings.publish(live)
+        if self.on_change is not None:
+            self.on_change()
         if told and self._on_transition is not None:
             self._on_transition(live.spec.name, before, after)

@@ -8,13 +8,16 @@ from time import monotonic
 
 from backends.catalog.health import Health
 from backends.poller import Poller
+from policies.registry import build_learner
 from router.config import LoadedFleet
 from router.dispatch import Dispatcher
 from router.fleet import Fleet
 from router.generation import Generation
 from router.ledger import Ledger
-from router.metrics import FleetCollector, LedgerCollector, Metrics
+from router.lending_report import LendingCollector, LendingDesk
+from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
 from router.reload import Reloader, ReloadResult
+from router.state_file import StateFile
 
 log = logging.getLogger("headrace.gateway")
 
@@ -31,8 +34,19 @@ class Gateway:
         self.metrics = Metrics()
         self.fleet = Fleet(clock=clock, on_transition=self._on_transition)
         self.metrics.registry.register(FleetCollector(self.fleet, clock))
+        self.fleet.learner = build_learner(loaded.config.policy_spec())
         self.fleet.apply(loaded.specs, loaded.config.health_rules(), loaded.config_hash)
         self.dispatcher = Dispatcher(Generation.of(loaded), self.fleet, self.metrics, clock=clock)
+        self.metrics.registry.register(
+            ClassCollector(
+                self.fleet, self.dispatcher.faults, self.dispatcher.waiting, lambda: self.loaded.config
+            )
+        )
+        self.keeps_state: Callable[[], bool] = lambda: True
+        """Whether it is this process that saves what was learned; among workers, the leader."""
+        self._state = _state_of(path, loaded)
+        if self._state is not None:
+            self._state.load(self.fleet.learner, self.dispatcher.prompt_ratios, loaded.specs)
         self.poller = Poller(
             loaded.specs,
             interval_s=loaded.config.poll.interval_s,
@@ -46,6 +60,9 @@ class Gateway:
         records = LedgerCollector()
         records.ledger = self._ledger
         self.metrics.registry.register(records)
+        self.desk = LendingDesk(self.fleet, loaded.config, clock)
+        self.metrics.watchers.append(self.desk.ended)
+        self.metrics.registry.register(LendingCollector(self.desk))
         self.reloader = Reloader(path, self.apply, environ, self._on_reload, running=loaded)
         self.metrics.config_loaded_at.set_to_current_time()
 
@@ -53,9 +70,13 @@ class Gateway:
         """Swap the configuration. Whatever can fail is built before the first assignment."""
         generation = Generation.of(loaded)
         rules = loaded.config.health_rules()
+        learner = build_learner(loaded.config.policy_spec())
+        if learner.name != self.fleet.learner.name:
+            self.fleet.learner = learner  # attempts under way tell the one that they began under
         self.fleet.apply(loaded.specs, rules, loaded.config_hash)
         self.dispatcher.generation = generation
         self.loaded = loaded
+        self.desk.apply(loaded.config)
         self.poller.update(
             loaded.specs, interval_s=loaded.config.poll.interval_s, timeout_s=loaded.config.poll.timeout_s
         )
@@ -67,10 +88,27 @@ class Gateway:
 
     async def aclose(self) -> None:
         """Close what is open; records that wait are written first."""
+        await self.desk.lending.aclose()
         await self.poller.aclose()
         self.fleet.close()
+        await self._save_state()
         if self._ledger is not None and not await asyncio.to_thread(self._ledger.close):
             log.error("the decision log could not be written to its end")
+
+    async def keep_state(self) -> None:
+        """Save what was learned now and then, until cancelled."""
+        if self._state is None:
+            return
+        while True:
+            await asyncio.sleep(self.loaded.config.state.save_every_s)
+            await self._save_state()
+
+    async def _save_state(self) -> None:
+        if self._state is not None and self.keeps_state():
+            # In a thread: a large fleet takes tens of milliseconds to write down.
+            await asyncio.to_thread(
+                self._state.save, self.fleet.learner, self.dispatcher.prompt_ratios, self.loaded.specs
+            )
 
     def _on_transition(self, name: str, before: Health, after: Health) -> None:
         self.metrics.transitions.inc((name, after.state.value))
@@ -90,4 +128,10 @@ def _ledger_of(fleet_file: Path, loaded: LoadedFleet) -> Ledger | None:
         max_bytes=section.max_bytes,
         keep_files=section.keep_files,
         queue_records=section.queue_records,
+        later=asyncio.get_running_loop().call_soon,
     )
+
+
+def _state_of(fleet_file: Path, loaded: LoadedFleet) -> StateFile | None:
+    path = loaded.config.state.path
+    return None if path is None else StateFile(fleet_file.parent / path)

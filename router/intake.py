@@ -8,9 +8,9 @@ import itertools
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,6 +40,10 @@ class Endpoint(StrEnum):
 
 
 _NOT_ASKED = (b"false", b"null")
+# Made once: to decode by a type costs more than to decode.
+_MEMBER_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind | None) for kind in (str, bool, int)
+}
 _NO_OPTIONS = parse_object(b"{}")
 PROMPT_MEMBER = {
     Endpoint.CHAT_COMPLETIONS: "messages",
@@ -87,8 +91,7 @@ class Vocabulary:
     """Timeouts of a request that brings a budget of its own to its class."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """One accepted request."""
 
     endpoint: Endpoint
@@ -96,7 +99,8 @@ class InferenceRequest:
     facts: RequestFacts
     client_model: str
     """The name the client used; it comes back in every chunk."""
-    prompt_bytes: int
+    prompt_size: PromptSize
+    """What `PromptRatios.observe` learns from."""
     usage_asked: bool
     """The client itself asked for the usage chunk of a stream."""
     choices: int
@@ -104,9 +108,6 @@ class InferenceRequest:
     json: JsonObject
     stream_options: JsonObject | None
     timeouts: PhaseTimeouts
-    prompt_size: PromptSize | None = None
-    """What `PromptRatios.observe` learns from; `None` where `prompt_bytes` is all that was measured."""
-
     def body_for(self, served_model_name: str) -> bytes:
         """The body for one backend: the model by the engine's name, and usage always reported on streams.
 
@@ -122,7 +123,7 @@ class InferenceRequest:
 
     def without_body(self) -> "InferenceRequest":
         """What is still of use once it cannot be sent again."""
-        return replace(self, json=_NO_OPTIONS, stream_options=None)
+        return msgspec.structs.replace(self, json=_NO_OPTIONS, stream_options=None)
 
 
 def read_request(
@@ -131,18 +132,18 @@ def read_request(
     headers: Mapping[bytes, bytes],
     body: bytes,
     vocabulary: Vocabulary,
-    tokens_per_byte: Mapping[str, float],
+    ratios: PromptRatios,
     *,
     tenant: str | None = None,
-    ratios: PromptRatios | None = None,
+    expect_output: Callable[[RequestFacts], int] | None = None,
 ) -> InferenceRequest:
     """Read a request.
 
     Args:
         headers: lower-case names.
-        tokens_per_byte: learned prompt tokens per byte of JSON, by fleet model; asked where `ratios` is not given.
-        tenant: whom the request is made for.
         ratios: learned prompt sizes, by model, tenant and script.
+        tenant: whom the request is made for.
+        expect_output: what is learned of answers' lengths; else `DEFAULT_OUTPUT_TOKENS`, within the client's cap.
 
     Raises:
         ApiError: 400, 404 (unknown model) or 415.
@@ -168,14 +169,9 @@ def read_request(
     if wishes.has_budget:
         budget = wishes.over(budget)
         timeouts = vocabulary.timeouts_for(latency_class, budget)
-    prompt_bytes = len(prompt)
-    size = None
-    if ratios is None:
-        prompt_tokens = max(1, round(prompt_bytes * tokens_per_byte.get(model, 0.25)))
-    else:
-        start = request.starts[prompt_member]
-        size = measure_prompt(body, start, start + prompt_bytes, len(request.values.get("tools", b"")))
-        prompt_tokens = ratios.tokens(model, tenant, size, prompt)
+    start = request.starts[prompt_member]
+    size = measure_prompt(body, start, start + len(prompt), len(request.values.get("tools", b"")))
+    prompt_tokens = ratios.tokens(model, tenant, size, prompt)
     facts = RequestFacts(
         model=model,
         prompt_tokens=prompt_tokens,
@@ -189,19 +185,21 @@ def read_request(
         priority=latency_class.priority,
         sheddable=latency_class.sheddable,
     )
+    if expect_output is not None and facts.expected_output_tokens > 0:
+        # Nobody has seen these facts yet, and another copy of them costs as much as a price on eight backends.
+        object.__setattr__(facts, "expected_output_tokens", expect_output(facts))
     return InferenceRequest(
         endpoint=endpoint,
         request_id=request_id,
         facts=facts,
         client_model=client_model,
-        prompt_bytes=prompt_bytes,
+        prompt_size=size,
         # A value that is neither true nor false is the engine's to refuse.
         usage_asked=options is not None and bytes(options.values.get("include_usage", b"null")) not in _NOT_ASKED,
         choices=_choices(request),
         json=request,
         stream_options=options,
         timeouts=timeouts,
-        prompt_size=size,
     )
 
 
@@ -214,6 +212,8 @@ def request_id_of(headers: Mapping[bytes, bytes]) -> str:
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    if headers.get(b"content-type") == b"application/json" and b"content-encoding" not in headers:
+        return
     media_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if media_type != b"application/json":
         raise unsupported_media_type("This path reads JSON.")
@@ -244,7 +244,7 @@ def _member(request: JsonObject, name: str, kind: type[T], what: str) -> T | Non
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind | None)
+        return _MEMBER_DECODERS[kind].decode(raw)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, RecursionError):
         raise bad_request(f"The member '{name}' must be {what}.", param=name) from None
 
@@ -282,6 +282,12 @@ def _expected_output(endpoint: Endpoint, max_tokens: int | None) -> int:
     if endpoint is Endpoint.EMBEDDINGS:
         return 0
     return DEFAULT_OUTPUT_TOKENS if max_tokens is None else min(DEFAULT_OUTPUT_TOKENS, max_tokens)
+
+
+def class_name(headers: Mapping[bytes, bytes], vocabulary: Vocabulary) -> str:
+    """The latency class that a request counts under, by its head alone; the default where it names none that exists."""
+    name, _ = class_asked(headers)
+    return name if name is not None and name in vocabulary.latency_classes else vocabulary.default_latency_class
 
 
 def _latency_class(headers: Mapping[bytes, bytes], vocabulary: Vocabulary) -> LatencyClass:

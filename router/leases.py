@@ -1,13 +1,14 @@
 """In-flight accounting: what this router has given a backend to do and not yet got back.
 
-A lease is a context manager around one attempt. However the attempt ends (answer, error, timeout, client gone,
-cancellation, reload), leaving the block returns exactly what entering it took. There is no other way to change the
-books, no expiry, and no decrement without its increment.
+A lease belongs to one attempt. However the attempt ends (answer, error, timeout, client gone, reload), settling the
+lease returns exactly what taking it took, once. There is no other way to change the books, no expiry, and no decrement
+without its increment.
 
 Books are four cells of memory: the process's own, or those of its row in the table that worker processes share. What a
 process writes there, the others read at once, and nobody else writes it.
 """
 
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 PREFILL_REQUESTS, PREFILL_TOKENS, DECODE_REQUESTS, CONTEXT_TOKENS = range(4)
@@ -62,10 +63,13 @@ class Books:
 class InFlight:
     """Client requests that the gateway holds: this process's own, and where it has siblings, theirs."""
 
-    __slots__ = ("own",)
+    __slots__ = ("admitted", "own")
 
     def __init__(self) -> None:
         self.own = 0
+        """Those too that are about to be refused."""
+        self.admitted: dict[str, int] = {}
+        """By latency class."""
 
     def enter(self) -> None:
         self.own += 1
@@ -73,32 +77,69 @@ class InFlight:
     def leave(self) -> None:
         self.own -= 1
 
-    def total(self) -> int:
-        """Over all processes."""
-        return self.own
+    def admit(self, latency_class: str) -> None:
+        """One more of a class counts from now on."""
+        self.admitted[latency_class] = self.admitted.get(latency_class, 0) + 1
+
+    def give_back(self, latency_class: str) -> None:
+        """One of a class counts no longer."""
+        self.admitted[latency_class] -= 1
+
+    def by_class(self) -> Mapping[str, int]:
+        """Admitted, over all processes."""
+        return self.admitted
+
+
+
+class Rate:
+    """How many of something happen in a second, by the last second or longer that was looked at."""
+
+    __slots__ = ("_clock", "_counted", "_known", "_since_s")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counted = 0
+        self._known: float | None = None
+        self._since_s = clock()
+
+    def count(self) -> None:
+        """One more."""
+        self._counted += 1
+
+    @property
+    def per_s(self) -> float | None:
+        """`None` where nobody knows yet."""
+        now = self._clock()
+        passed_s = now - self._since_s
+        if passed_s >= 1.0:
+            self._known, self._counted, self._since_s = self._counted / passed_s, 0, now
+        return self._known
 
 
 class Lease:
-    """One attempt's share of a backend's books. Enter it once; before and afterwards it changes nothing."""
+    """One attempt's share of a backend's books: taken once, by `take` or by entering, and given back once, by `settle`
+    or by leaving. Before and afterwards it changes nothing."""
 
-    __slots__ = ("_books", "_context_tokens", "_decoding", "_entered", "_open", "_prompt_tokens")
+    __slots__ = ("_books", "_context_tokens", "_decoding", "_open", "_prompt_tokens", "_taken")
 
     def __init__(self, books: Books, prompt_tokens: int) -> None:
         self._books = books
         self._prompt_tokens = prompt_tokens
         self._context_tokens = 0
-        self._decoding = False
-        self._entered = False
-        self._open = False
+        self._decoding = self._open = self._taken = False
 
-    def __enter__(self) -> "Lease":
-        if self._entered:
+    def take(self) -> None:
+        """Book the prompt.
+
+        Raises:
+            RuntimeError: it was taken before.
+        """
+        if self._taken:
             raise RuntimeError("a lease is taken once")
-        self._entered = self._open = True
+        self._taken = self._open = True
         cells = self._books.cells
         cells[PREFILL_REQUESTS] += 1
         cells[PREFILL_TOKENS] += self._prompt_tokens
-        return self
 
     def first_token(self) -> None:
         """The prompt is done: its tokens move from prefill to the context of a decoding stream."""
@@ -122,9 +163,8 @@ class Lease:
         self._context_tokens += tokens
         self._books.cells[CONTEXT_TOKENS] += tokens
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def settle(self) -> None:
+        """Give back what is booked."""
         if not self._open:
             return
         self._open = False
@@ -135,3 +175,12 @@ class Lease:
         else:
             cells[PREFILL_REQUESTS] -= 1
             cells[PREFILL_TOKENS] -= self._prompt_tokens
+
+    def __enter__(self) -> "Lease":
+        self.take()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.settle()

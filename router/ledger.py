@@ -1,13 +1,13 @@
 """The decision log: one line of JSON for each request, written off the request's path.
 
-A request's end costs one append to a bounded queue. Everything else (the record, its JSON, the file) is the business of
-one thread, which wakes every `BATCH_INTERVAL_S`. The queue never blocks: while it is full, new records are dropped and
-counted. Nor does the disk: what it refuses is lost and counted, said in the log once a minute, and tried anew with the
-next batch.
+A request's end costs one append to a bounded queue. The loop's next turn, in which the answer is on its way, makes
+lines of what waits, `SLICE_RECORDS` at a time. A thread takes the lines away every `BATCH_INTERVAL_S` and writes them:
+it is asleep but for a few system calls a batch, in all of which it lets go of the interpreter. Were it to make the
+lines as well, two threads that compute would hand the interpreter's lock to and fro at each socket event
+(docs/decisions/0004-decision-record.md).
 
-Python runs one thread at a time, and one that computes is made to stop only after 5 ms. So the thread encodes
-`SLICE_RECORDS` at a time, less than a millisecond, and then sleeps for one: the loop, where it has something to do,
-goes first. Slices of 8 would hold the loop up for less, and cost it half as much again in changes of threads.
+The queue never blocks: while it is full, new records are dropped and counted. Nor does the disk: what it refuses is
+lost and counted, said in the log once a minute, and tried anew with the next batch.
 """
 
 import logging
@@ -20,15 +20,15 @@ from time import monotonic
 
 import msgspec
 
-from router.decision_record import SettledRequest, record_of
+from router.decision_record import record_of
+from router.exchange import Exchange
 from router.log_file import LogFile
 
 log = logging.getLogger("headrace.ledger")
 
 BATCH_INTERVAL_S = 0.05
-SLICE_RECORDS = 64
-PAUSE_S = 0.001
-FLUSH_BYTES = 256 * 1024
+SLICE_RECORDS = 16
+"""Half a millisecond of the loop's time."""
 COMPLAIN_EVERY_S = 60.0
 _encode_into = msgspec.json.Encoder().encode_into
 
@@ -38,6 +38,7 @@ class Ledger:
     is appended to by one thread of it.
 
     Args:
+        later: runs a function in the next turn of whatever loop the appending thread has; at once where there is none.
         path: the file; its folder is made where there is none.
         max_bytes: size that the file grows to before it moves aside as `<name>.1`. One batch may take it over.
         keep_files: files that moved aside and are kept.
@@ -53,6 +54,7 @@ class Ledger:
         max_bytes: int = 256 * 1024 * 1024,
         keep_files: int = 8,
         queue_records: int = 4096,
+        later: Callable[[Callable[[], None]], object] = lambda encode: encode(),
         clock: Callable[[], float] = monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,8 +64,15 @@ class Ledger:
         """Records that found the queue full, or came after the end."""
         self.failed = 0
         """Records that could not be encoded or written."""
-        self._queue: deque[SettledRequest] = deque()
+        self._queue: deque[Exchange] = deque()
         self._queue_records = queue_records
+        self._later = later
+        self._called = False
+        """The loop has been asked to make lines."""
+        self._lock = threading.Lock()
+        """Over the two that follow; held for a slice or for a swap, never for a write."""
+        self._lines = bytearray()
+        self._line_count = 0
         self._clock = clock
         self._wall_clock = wall_clock
         self._file = LogFile(path, max_bytes=max_bytes, keep_files=keep_files)
@@ -84,16 +93,18 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Records in the queue."""
-        return len(self._queue)
+        """Records that are not with the thread yet."""
+        return len(self._queue) + self._line_count
 
-    def append(self, settled: SettledRequest) -> None:
+    def append(self, exchange: Exchange) -> None:
         """Hand over a request that has ended. Never waits, never raises."""
-        queue = self._queue
-        if len(queue) >= self._queue_records or self._ended:
+        if self._ended or len(self._queue) + self._line_count >= self._queue_records:
             self.dropped += 1
-        else:
-            queue.append(settled)
+            return
+        self._queue.append(exchange)
+        if not self._called:
+            self._called = True
+            self._later(self._make_lines)
 
     def reopen(self) -> None:
         """Let go of the file before the next batch, for who has moved it and wants its last byte now."""
@@ -106,12 +117,38 @@ class Ledger:
             Whether all of it is done. What is not stays unwritten with the process's end.
         """
         self._ended = True
+        while self._queue:
+            self._make_lines()
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.error("%s: not all written in %g s; %d records are lost", self.path, timeout_s, len(self._queue))
             return False
         return True
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _make_lines(self) -> None:
+        """Of a slice of what waits; the rest has its own turn."""
+        self._called = False
+        queue, wall_offset_s = self._queue, self._wall_clock() - self._clock()
+        with self._lock:
+            for _ in range(min(len(queue), SLICE_RECORDS)):
+                self._line_count += self._encode(queue.popleft(), wall_offset_s, self._lines)
+        if queue and not self._ended:
+            self._called = True
+            self._later(self._make_lines)
+
+    def _encode(self, exchange: Exchange, wall_offset_s: float, lines: bytearray) -> int:
+        end = len(lines)
+        try:
+            _encode_into(record_of(exchange, wall_offset_s), lines, end)
+        except Exception as error:  # one odd record must not end the log
+            del lines[end:]
+            self._complain(error, 1)
+            return 0
+        lines += b"\n"
+        return 1
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -126,40 +163,19 @@ class Ledger:
         self._file.close()
 
     def _write_batch(self) -> None:
-        """Everything that waits now. What comes meanwhile is the next batch's, so that this one ends."""
+        """All lines that wait now."""
         if self._reopen:
             self._reopen = False
             self._file.close()
-        wall_offset_s = self._wall_clock() - self._clock()
-        lines, records = bytearray(), 0
-        left = len(self._queue)
-        while left > 0:
-            for _ in range(min(left, SLICE_RECORDS)):
-                records += self._encode(self._queue.popleft(), wall_offset_s, lines)
-            left -= SLICE_RECORDS
-            if len(lines) >= FLUSH_BYTES:
-                self._flush(lines, records)
-                lines, records = bytearray(), 0
-            if not self._closing.is_set():
-                time.sleep(PAUSE_S)
-        self._flush(lines, records)
-
-    def _encode(self, settled: SettledRequest, wall_offset_s: float, lines: bytearray) -> int:
-        end = len(lines)
-        try:
-            _encode_into(record_of(settled, wall_offset_s), lines, end)
-        except Exception as error:  # one odd record must not end the log
-            del lines[end:]
-            self._complain(error, 1)
-            return 0
-        lines += b"\n"
-        return 1
+        with self._lock:
+            lines, count = self._lines, self._line_count
+            self._lines, self._line_count = bytearray(), 0
+        if count:
+            self._flush(lines, count)
 
     def _flush(self, lines: bytearray, records: int) -> None:
-        if not records:
-            return
         try:
-            self._file.write(bytes(lines))
+            self._file.write(lines)
         except (OSError, ValueError) as error:
             self._refused = True
             self._complain(error, records)

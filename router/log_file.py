@@ -23,7 +23,7 @@ class LogFile:
         self._keep_files = keep_files
         self._handle: int | None = None
 
-    def write(self, lines: bytes) -> None:
+    def write(self, lines: bytes | bytearray) -> None:
         """Append whole lines; the file moves aside first where they would take it over `max_bytes`.
 
         Raises:
@@ -97,7 +97,7 @@ class LogFile:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
 
-def _write_all(handle: int, data: bytes) -> None:
+def _write_all(handle: int, data: bytes | bytearray) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest):]

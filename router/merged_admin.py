@@ -5,7 +5,7 @@ is answered with the leader's words; where one of the others fails, with its sta
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,13 @@ def merged_admin_app(workers: "Workers") -> Starlette:
     async def ask_leader(request: Request) -> Response:
         return _passed_on((await _ask(workers, "GET", _target(request), leader_only=True))[0][1])
 
+    async def explain(request: Request) -> Response:
+        told = {name: value for name, value in request.headers.items() if name == "authorization" or name[:2] == "x-"}
+        answers = await _ask(
+            workers, "POST", "/admin/explain", body=await request.body(), leader_only=True, headers=told
+        )
+        return _passed_on(answers[0][1])
+
     async def tell_all(request: Request) -> Response:
         answers = await _ask(workers, "POST", _target(request), body=await request.body())
         return _passed_on(next((answer for _, answer in answers if answer.status_code >= 400), answers[0][1]))
@@ -71,6 +78,7 @@ def merged_admin_app(workers: "Workers") -> Starlette:
             Route("/admin/fleet", fleet),
             Route("/admin/config", config),
             Route("/admin/workers", who),
+            Route("/admin/explain", explain, methods=["POST"]),
             Route("/admin/backends/{name}/{verb}", drain, methods=["POST"]),
             Route("/admin/{path:path}", ask_leader),
             Route("/admin/{path:path}", tell_all, methods=["POST"]),
@@ -126,7 +134,8 @@ def _add(entry: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 async def _ask(
-    workers: "Workers", method: str, target: str, *, body: bytes = b"", leader_only: bool = False
+    workers: "Workers", method: str, target: str, *, body: bytes = b"", leader_only: bool = False,
+    headers: Mapping[str, str] | None = None
 ) -> list[tuple["Worker", httpx.Response]]:
     """Answers of the workers that serve or drain, the leader's first. One that ends meanwhile has none.
 
@@ -140,7 +149,7 @@ async def _ask(
 
     async def ask(worker: "Worker") -> httpx.Response | None:
         try:
-            return await worker.client.request(method, target, content=body)
+            return await worker.client.request(method, target, content=body, headers=headers)
         except httpx.HTTPError:
             return None
 

@@ -12,12 +12,26 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from backends.catalog.health import HealthState
+from policies.attempts import FailureCause
+from policies.policy import Decision
+from router.config import FleetConfig
+from router.exchange import Exchange
+from router.feedback import Faults
 from router.fleet import Fleet
 from router.instruments import Counter, Histogram
 from router.ledger import Ledger
+from router.promises import Prediction, judge, within
+from router.standing import ModelState, classes, drift_now, model_state
+from router.waiting import WaitingRoom
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+STATUS_LABELS = {status: str(status) for status in range(100, 600)}
+WHY = {
+    "cheapest": "cheapest", "safer": "safer", "session": "session", "explore": "explore", "late": "late",
+    "shed": "shed", "model": "model_fault", "only": "only_candidate", "no": "nobody",
+}  # fmt: skip
+"""The first word of a decision's reason, as the label of a closed list."""
 MICRO_SECONDS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 
 
@@ -26,6 +40,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.watchers: list[Callable[[Exchange], None]] = []
+        """Told of each request that has ended."""
         self.requests = Counter(
             "headrace_requests",
             "Requests answered, by how they ended.",
@@ -63,6 +79,46 @@ class Metrics:
         self.decision_seconds = Histogram(
             "headrace_decision_seconds", "Time one routing decision took.", (), MICRO_SECONDS, registry
         )
+        self.decisions = Counter(
+            "headrace_decisions", "Routing decisions, by what settled them.", ("policy", "why"), registry
+        )
+        self.turned_away = Counter(
+            "headrace_turned_away",
+            "Requests refused although nothing was wrong with them, by why.",
+            ("latency_class", "reason"),
+            registry,
+        )
+        self.queue_seconds = Histogram(
+            "headrace_queue_wait_seconds",
+            "Time that requests waited for a backend to come up, by how it ended.",
+            ("ended",),
+            SECONDS,
+            registry,
+        )
+        self.budgets = Counter(
+            "headrace_budgets",
+            "Budgets of requests that ended, by whether they were kept; `all` is the request as a whole.",
+            ("latency_class", "budget", "result"),
+            registry,
+        )
+        self.budget_late_seconds = Counter(
+            "headrace_budget_late_seconds",
+            "Seconds by which budgets were missed, summed.",
+            ("latency_class", "budget"),
+            registry,
+        )
+        self.predicted = Counter(
+            "headrace_predicted",
+            "Attempts that were held against their predicted P99.",
+            ("backend", "latency_class", "span"),
+            registry,
+        )
+        self.within_predicted = Counter(
+            "headrace_within_predicted",
+            "Attempts that stayed within their predicted P99.",
+            ("backend", "latency_class", "span"),
+            registry,
+        )
         self.tokens = Counter("headrace_tokens", "Tokens by the engines' own count.", ("backend", "kind"), registry)
         self.attempts = Counter(
             "headrace_attempts", "Attempts on a backend, by how they ended.", ("backend", "outcome"), registry
@@ -93,6 +149,46 @@ class Metrics:
             "headrace_config_loaded_timestamp_seconds", "When the configuration in force was taken.", registry=registry
         )
 
+    def decided(self, decision: Decision, took_s: float) -> None:
+        """A routing decision was taken."""
+        self.decision_seconds.observe((), took_s)
+        self.decisions.inc((decision.policy, WHY.get(decision.reason.partition(" ")[0], "other")))
+
+    def ended(
+        self, backend: str, latency_class: str, prediction: Prediction, cause: FailureCause | None, now: float
+    ) -> None:
+        """An attempt has ended: was it within what was predicted?"""
+        for span, was_within in within(prediction, cause, now):
+            labels = (backend, latency_class, span)
+            self.predicted.inc(labels)
+            self.within_predicted.inc(labels, float(was_within))
+
+    def count(self, exchange: Exchange) -> None:
+        """A request has ended. Called exactly once for each."""
+        for watcher in self.watchers:
+            watcher(exchange)
+        for budget, kept, late_s in judge(exchange):
+            latency_class = exchange.facts.latency_class  # type: ignore[union-attr]  # judged by it
+            self.budgets.inc((latency_class, budget, "kept" if kept else "missed"))
+            if late_s > 0.0:
+                self.budget_late_seconds.inc((latency_class, budget), late_s)
+        backend, endpoint, received_at_s = exchange.backend, exchange.endpoint, exchange.received_at_s
+        status = STATUS_LABELS.get(exchange.status, "0")
+        self.requests.inc((endpoint, exchange.model, backend, status, exchange.outcome))
+        if received_at_s:
+            self.request_seconds.observe((endpoint, backend), exchange.ended_at_s - received_at_s)
+        if exchange.overhead_s is not None:
+            self.overhead_seconds.observe((), exchange.overhead_s)
+        if exchange.first_token_at_s is not None:
+            self.ttft_seconds.observe((backend,), exchange.first_token_at_s - received_at_s)
+            tpot_s = exchange.tpot_s()
+            if tpot_s is not None:
+                self.tpot_seconds.observe((backend,), tpot_s)
+        usage = exchange.usage
+        if usage is not None:
+            self.tokens.inc((backend, "prompt"), usage.prompt_tokens or 0)
+            self.tokens.inc((backend, "generated"), usage.completion_tokens or 0)
+
 
 class LedgerCollector(Collector):
     """What the decision log has done with its records; nothing where none is kept."""
@@ -116,6 +212,52 @@ class LedgerCollector(Collector):
         return [records, waiting]
 
 
+class ClassCollector(Collector):
+    """Reads at scrape time what is believed of the configured classes, how often the learner failed, and who waits."""
+
+    def __init__(
+        self, fleet: Fleet, faults: Faults, waiting: WaitingRoom, config: Callable[[], FleetConfig]
+    ) -> None:
+        self._fleet = fleet
+        self._waiting = waiting
+        self._faults = faults
+        self._config = config
+
+    def describe(self) -> Iterable[Metric]:
+        return self._families()
+
+    def collect(self) -> Iterable[Metric]:
+        weight, missed, expected, faults, waiting = families = self._families()
+        config = self._config()
+        budgets = {entry.name: entry.budget() for entry in config.latency_classes}
+        for model, latency_class, belief in classes(
+            self._fleet.pool_belief, [entry.name for entry in config.models], budgets
+        ):
+            labels = [model, latency_class]
+            weight.add_metric(labels, belief.weight)
+            missed.add_metric(labels, belief.missed)
+            expected.add_metric(labels, belief.expected_output_tokens)
+        faults.add_metric([], self._faults.count)
+        for name, count in self._waiting.by_class().items():
+            waiting.add_metric([name], count)
+        return families
+
+    @staticmethod
+    def _families() -> tuple[
+        GaugeMetricFamily, GaugeMetricFamily, GaugeMetricFamily, CounterMetricFamily, GaugeMetricFamily
+    ]:
+        by = ("model", "latency_class")
+        return (
+            GaugeMetricFamily("headrace_class_miss_weight",
+                              "What a miss of the class weighs in decisions: 1 at first, more with each.", labels=by),
+            GaugeMetricFamily("headrace_class_missed_ratio", "Share of late that missed its budget.", labels=by),
+            GaugeMetricFamily("headrace_class_expected_output_tokens", "Output that decisions reckon with.", labels=by),
+            CounterMetricFamily("headrace_learner_faults", "Exceptions of the policy's learner, survived."),
+            GaugeMetricFamily("headrace_waiting_requests", "Requests that wait for a backend to come up.",
+                              labels=("latency_class",)),
+        )
+
+
 class FleetCollector(Collector):
     """Reads the live fleet at scrape time. A signal that is unknown has no sample, rather than a zero."""
 
@@ -136,7 +278,11 @@ class FleetCollector(Collector):
             families["in_flight_requests"].add_metric(labels, live.books.requests)
             families["in_flight_tokens"].add_metric([name, "prefill"], live.books.prefill_tokens)
             families["in_flight_tokens"].add_metric([name, "context"], live.books.context_tokens)
-            families["drift_ratio"].add_metric(labels, live.drift)
+            belief = live.belief
+            families["drift_ratio"].add_metric(labels, drift_now(belief, live.drift, now))
+            standing = model_state(live.spec, belief, now)
+            for rung in ModelState:
+                families["model_state"].add_metric([name, rung.value], float(standing is rung))
             for state in HealthState:
                 families["health_state"].add_metric([name, state.value], float(health.state is state))
             sample = live.sample
@@ -162,6 +308,7 @@ class FleetCollector(Collector):
             family("in_flight_requests", "Requests this gateway has there now."),
             family("in_flight_tokens", "Prompt tokens before their first token; context of decoding streams.", "kind"),
             family("drift_ratio", "Observed over predicted time per token, learned online."),
+            family("model_state", "1 for what its predictions rest on.", "state"),
             family("health_state", "1 for the state the backend is in.", "state"),
             family("sample_age_seconds", "Age of the last metrics that the engine gave."),
             family("engine_running_requests", "Requests that the engine says it runs."),

@@ -9,7 +9,8 @@ reader compares before and after it reads.
 Layout, in cells::
 
     table   magic, rows, then one generation per row: it changes with whatever a reader keeps in mind of the row
-    row     header: epoch, state, pid, heartbeat, requests, slots in use, configuration, listener
+    row     header: epoch, state, pid, heartbeat, requests, slots in use, configuration, listener;
+                    2 cells per latency class: which it is, its requests in flight
             loads:  4 cells per backend: what is in flight there, in the order of `leases.Books`
             slots:  24 cells per backend: which it is, its health, its last probe and sample, see `Slot`
             keys:   2 cells per API key with a limit: which it is, its requests in flight
@@ -40,6 +41,8 @@ LOAD_CELLS = 4
 LOAD_BYTES = LOAD_CELLS * CELL_BYTES
 SLOT_CELLS = 24
 KEYS = 16_384
+CLASSES = 240
+"""Latency classes that a row has room for, those of earlier configurations among them; a fleet file has 100 at most."""
 _GENERATIONS = 8
 _TABLE_CELLS = PAGE_CELLS
 _LOADS = PAGE_CELLS
@@ -74,6 +77,8 @@ class Header(IntEnum):
     """Its configuration's hash, as a number."""
     LISTENER = 7
     """Which of the listening sockets is its own."""
+    CLASSES = 16
+    """First of two cells for each latency class that it has met: which it is, its requests admitted."""
 
 
 class Slot(IntEnum):

@@ -6,23 +6,26 @@ visible than the look that follows it. Both may see each other, and then both re
 """
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from router.keys import Parallel, ParallelLease, Principal, too_many
 from router.leases import InFlight
 from router.peers import Peers
-from router.shared import KEYS, Header, Row, identity_of
+from router.shared import CLASSES, KEYS, Header, Row, identity_of
 
 log = logging.getLogger("headrace.workers")
 
 
 class SharedInFlight(InFlight):
-    """Client requests held, written to the own row and summed over all."""
+    """Client requests held, written to the own row and summed over all. A class has its place in a row for good."""
 
-    __slots__ = ("_peers",)
+    __slots__ = ("_names", "_peers", "_places")
 
     def __init__(self, peers: Peers) -> None:
         super().__init__()
         self._peers = peers
+        self._places: dict[str, int] = {}
+        self._names: dict[int, str] = {}
 
     def enter(self) -> None:
         self.own += 1
@@ -32,8 +35,43 @@ class SharedInFlight(InFlight):
         self.own -= 1
         self._peers.own.header[Header.IN_FLIGHT] = self.own
 
-    def total(self) -> int:
-        return self.own + sum([row.header[Header.IN_FLIGHT] for row in self._peers.others])
+    def admit(self, latency_class: str) -> None:
+        super().admit(latency_class)
+        self._publish(latency_class)
+
+    def give_back(self, latency_class: str) -> None:
+        super().give_back(latency_class)
+        self._publish(latency_class)
+
+    def by_class(self) -> Mapping[str, int]:
+        """A class that only siblings have met goes by the number that stands for it: it counts, and has no floor."""
+        counts: dict[str, int] = dict(self.admitted)
+        for row in self._peers.others:
+            for place in range(Header.CLASSES, Header.CLASSES + 2 * CLASSES, 2):
+                name, count = row.header[place], row.header[place + 1]
+                if name == 0:
+                    break
+                if count:
+                    known = self._names.get(name) or str(name)
+                    counts[known] = counts.get(known, 0) + count
+        return counts
+
+    def know(self, latency_classes: Iterable[str]) -> None:
+        """These are the classes of the configuration."""
+        for name in latency_classes:
+            self._names[identity_of(name)] = name
+
+    def _publish(self, latency_class: str) -> None:
+        header, place = self._peers.own.header, self._places.get(latency_class)
+        if place is None:
+            place = Header.CLASSES + 2 * len(self._places)
+            if place >= Header.CLASSES + 2 * CLASSES:
+                log.error("no place left to share the count of class %s; each worker counts it alone", latency_class)
+                return
+            self._places[latency_class] = place
+            header[place + 1] = 0
+            header[place] = identity_of(latency_class)
+        header[place + 1] = self.admitted[latency_class]
 
 
 class SharedParallel(Parallel):

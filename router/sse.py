@@ -6,7 +6,8 @@ these find something. The two documented edits are the model's name and the usag
 """
 
 import re
-from typing import Annotated
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
 
@@ -76,6 +77,15 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
+    prompt_tokens_details: Any = None
+    """Whatever the engine puts there: one that puts nonsense there may still count right."""
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that the engine had in its prefix cache, where it says so."""
+        details = self.prompt_tokens_details
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return cached if type(cached) is int and 0 <= cached <= (self.prompt_tokens or 0) else None
 
 
 class _UsageChunk(msgspec.Struct):
@@ -87,30 +97,51 @@ class _WithModel(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw(b"")
 
 
+_decode_model = msgspec.json.Decoder(_WithModel).decode
+
+
+@lru_cache(maxsize=256)
+def _encoded(name: str) -> bytes:
+    return msgspec.json.encode(name)
+
+
+@lru_cache(maxsize=256)
+def _pattern_for(foreign: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    # An unescaped `"model":` can only be a member's name: inside a JSON string its quotes would be escaped.
+    return re.compile(rb'("model"\s*:\s*)(?:' + b"|".join(map(re.escape, foreign)) + b")")
+
+
 class ModelNameEdit:
     """Puts the client's name for the model where the engine wrote its own."""
 
-    __slots__ = ("_client_model", "_pattern", "_replacement", "_served")
+    __slots__ = ("_client_model", "_foreign", "_pattern", "_served")
 
     def __init__(self, served_model_name: str, client_model: str) -> None:
-        self._served = msgspec.json.encode(served_model_name)
-        self._client_model = msgspec.json.encode(client_model)
-        self._replacement = rb"\g<1>" + self._client_model.replace(b"\\", b"\\\\")
+        self._served = _encoded(served_model_name)
+        self._client_model = _encoded(client_model)
+        self._foreign: tuple[bytes, ...] = ()
+        """JSON spellings that are to be replaced."""
         self._pattern: re.Pattern[bytes] | None = None
-        self._replace([self._served])
+        self.meet_name(self._served)
 
     def meet(self, document: bytes) -> None:
         """Learn what the engine calls itself, from one JSON document: often a file's path, whatever was asked for."""
         try:
-            spelled = bytes(msgspec.json.decode(document, type=_WithModel).model)
+            self.meet_name(bytes(_decode_model(document).model))
         except (msgspec.DecodeError, RecursionError):
             return  # an error page, `[DONE]`, half a document
-        if spelled.startswith(b'"'):
-            self._replace([self._served, spelled])
+
+    def meet_name(self, spelled: bytes) -> None:
+        """Learn what the engine calls itself; `spelled` is the value of its member `model`, empty where it has none."""
+        if spelled != self._client_model and spelled not in self._foreign and spelled.startswith(b'"'):
+            self._foreign = (*self._foreign, spelled)
+            self._pattern = _pattern_for(self._foreign)
 
     def apply(self, data: bytes) -> bytes:
         """`data` with the client's name in each member `model` that holds one of the engine's names."""
-        return data if self._pattern is None else self._pattern.sub(self._replacement, data)
+        if self._pattern is None:
+            return data
+        return self._pattern.sub(rb"\g<1>" + self._client_model.replace(b"\\", b"\\\\"), data)
 
     def apply_to_error(self, body: bytes) -> bytes:
         """As `apply`, and where the text of an error quotes the engine's name (`The model "x" does not exist`)."""
@@ -119,11 +150,6 @@ class ModelNameEdit:
         for quote in (b"'", b"`", b'\\"'):
             body = body.replace(quote + served + quote, quote + asked + quote)
         return self.apply(body)
-
-    def _replace(self, names: list[bytes]) -> None:
-        foreign = [re.escape(name) for name in dict.fromkeys(names) if name != self._client_model]
-        # An unescaped `"model":` can only be a member's name: inside a JSON string its quotes would be escaped.
-        self._pattern = re.compile(rb'("model"\s*:\s*)(?:' + b"|".join(foreign) + b")") if foreign else None
 
 
 class StreamReader:

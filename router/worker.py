@@ -109,8 +109,10 @@ class WorkerSeat(Seat):
         self._gateway = gateway
         peers = self._peers
         peers.join(gateway.fleet)
-        gateway.dispatcher.held = SharedInFlight(peers)
+        gateway.dispatcher.held = held = SharedInFlight(peers)
+        held.know(entry.name for entry in loaded.config.latency_classes)
         gateway.dispatcher.parallel = SharedParallel(peers)
+        gateway.keeps_state = lambda: peers.leader() is peers.own
         gateway.poller.on_probe, gateway.poller.on_sample = peers.on_probe, peers.on_sample
         return gateway
 
@@ -130,6 +132,9 @@ class WorkerSeat(Seat):
 
     def leave(self) -> None:
         self._dismiss(self._stand_ins)
+        if self._gateway is not None:
+            led = self._gateway.keeps_state()  # to the end: nobody leads while all drain
+            self._gateway.keeps_state = lambda: led
         self._peers.own.enter(RowState.DRAINING)
 
     def leave_page(self) -> None:
@@ -193,11 +198,20 @@ class WorkerGateway(Gateway):
         self._take_share()
 
     def _take_share(self) -> None:
-        """Retries: the ratio follows each worker's own requests, the floor is one for all and is divided."""
+        """Retries: the ratio follows each worker's own requests, the floor is one for all and is divided.
+
+        Who is in flight all workers count together; who waits each counts for itself, of its part of the places.
+        """
         generation = self.dispatcher.generation
+        if isinstance(self.dispatcher.held, SharedInFlight):
+            self.dispatcher.held.know(generation.vocabulary.latency_classes)
+        rules = generation.admission
+        admission = replace(rules, max_waiting=rules.max_waiting // self._workers)
         retries = generation.config.retries
         share = retries.model_copy(update={"budget_floor_per_s": retries.budget_floor_per_s / self._workers})
-        self.dispatcher.generation = replace(generation, config=generation.config.model_copy(update={"retries": share}))
+        self.dispatcher.generation = replace(
+            generation, config=generation.config.model_copy(update={"retries": share}), admission=admission
+        )
 
 
 def merged_metrics(path: str) -> Callable[[Request], Awaitable[Response]]:

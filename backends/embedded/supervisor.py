@@ -1,4 +1,5 @@
-"""Keeps child processes running: starts, waits until ready, restarts on death with backoff, ends them all.
+"""Keeps child processes running: starts, waits until ready, restarts on death with backoff, ends them all. One that is
+paused is ended and stays down until it is resumed.
 
 No child outlives the supervisor's process, not even when that is killed with SIGKILL (see `tether`). Children run in
 sessions of their own, so that Ctrl-C in a terminal reaches the supervisor alone and it decides the order of the end.
@@ -70,6 +71,7 @@ class ChildState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     BACKOFF = "backoff"
+    PAUSED = "paused"
     STOPPED = "stopped"
 
 
@@ -87,6 +89,33 @@ class ChildStatus:
     """The wait before the current start, `None` on the first."""
     error: str | None = None
     """Why the last run failed, where its exit code alone does not say."""
+
+
+class _Held:
+    """Whether a child is paused, and a bell that rings when that changes or all is to end."""
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self._bell = asyncio.Event()
+
+    def pause(self) -> None:
+        self.is_paused = True
+        self.wake()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self.wake()
+
+    def wake(self) -> None:
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    async def woken(self) -> None:
+        await self._bell.wait()
+
+    async def until_resumed(self, stopping: asyncio.Event) -> None:
+        while self.is_paused and not stopping.is_set():
+            await self.woken()
 
 
 class Supervisor:
@@ -115,6 +144,7 @@ class Supervisor:
         self._was_ready: set[str] = set()
         self._changed = asyncio.Condition()
         self._stopping = asyncio.Event()
+        self._held = {name: _Held() for name in self._specs}
         self._tasks: list[asyncio.Task[None]] = []
         self._client: httpx.AsyncClient | None = None
 
@@ -138,9 +168,19 @@ class Supervisor:
     ) -> None:
         await self.aclose()
 
+    def pause(self, name: str) -> None:
+        """Ends a child as `aclose` does, and keeps it down; returns at once. Its state is PAUSED when it is gone."""
+        self._held[name].pause()
+
+    def resume(self, name: str) -> None:
+        """Starts a paused child again, as if for the first time."""
+        self._held[name].resume()
+
     async def aclose(self) -> None:
         """Ends all children: SIGTERM, a grace time, SIGKILL. Safe to call twice."""
         self._stopping.set()
+        for held in self._held.values():
+            held.wake()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._client is not None:
             await self._client.aclose()
@@ -179,17 +219,25 @@ class Supervisor:
     async def _keep(self, spec: ChildSpec) -> None:
         """The life of one child: run, and run again after each death, until the supervisor stops."""
         try:
+            held = self._held[spec.name]
             while not self._stopping.is_set():
+                if held.is_paused:
+                    await self._set(replace(self._status[spec.name], state=ChildState.PAUSED, pid=None, backoff_s=None,
+                                            error=None))
+                    await held.until_resumed(self._stopping)
+                    continue
                 started_at_s = time.monotonic()
                 exit_code, error = await self._run_once(spec)
                 before = self._status[spec.name]
                 if self._stopping.is_set():
                     await self._set(replace(before, state=ChildState.STOPPED, pid=None, last_exit=exit_code))
                     return
+                if held.is_paused:
+                    continue
                 wait_s = next_backoff(before.backoff_s, time.monotonic() - started_at_s, self._backoff)
                 await self._set(replace(before, state=ChildState.BACKOFF, pid=None, last_exit=exit_code, error=error))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+                    await asyncio.wait_for(self._ending(spec.name), wait_s)
                 if not self._stopping.is_set():
                     after = self._status[spec.name]
                     await self._set(replace(after, restarts=after.restarts + 1, backoff_s=wait_s))
@@ -208,8 +256,8 @@ class Supervisor:
             ready = await self._until(ended, self._ready(spec))
             if ready:
                 await self._set(replace(self._status[spec.name], state=ChildState.READY, error=None))
-                await self._until(ended, self._stopping.wait())
-            timed_out = not (ready or ended.done() or self._stopping.is_set())
+                await self._until(ended, self._ending(spec.name))
+            timed_out = not (ready or ended.done() or self._is_ending(spec.name))
             exit_code = await self._end(process, ended)
         finally:
             if not ended.done():        # only where this task was cancelled: leave nothing behind
@@ -217,6 +265,16 @@ class Supervisor:
                     process.kill()
                 await ended
         return exit_code, f"did not answer {spec.ready_url} in {self._ready_timeout_s:g} s" if timed_out else None
+
+    def _is_ending(self, name: str) -> bool:
+        return self._stopping.is_set() or self._held[name].is_paused
+
+    async def _ending(self, name: str) -> bool:
+        """Waits until this child is to end, with all the others or alone."""
+        held = self._held[name]
+        while not self._is_ending(name):
+            await held.woken()
+        return True
 
     async def _spawn(self, spec: ChildSpec) -> asyncio.subprocess.Process:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +290,7 @@ class Supervisor:
     async def _ready(self, spec: ChildSpec) -> bool:
         """Waits until the child answers; False where the time for it is over or the supervisor stops."""
         deadline_s = time.monotonic() + self._ready_timeout_s
-        while not self._stopping.is_set() and time.monotonic() < deadline_s:
+        while not self._is_ending(spec.name) and time.monotonic() < deadline_s:
             if await self._is_ready(spec):
                 return True
             await asyncio.sleep(READY_POLL_S)

@@ -2,31 +2,27 @@
 
 A class is a model, a latency class and a budget. Per class::
 
-    expected  ← 0.998·expected + 0.002·D             output tokens; the plain mean while there are fewer than 500
+    expected  ← 0.998·expected + 0.002·D                   output tokens; the plain mean while there are fewer than 500
     spread²   ← the same of (D / expected - 1)²
-    alpha     ← clip(alpha + 0.004·(0.01 - miss), 0.003, 0.05)
+    weight    ← clip(weight·exp(0.1·(missed - 0.01)), 0.5, 5)
 
-The last line is adaptive conformal inference (Gibbs and Candès, arXiv 2106.00170): `alpha`, the miss probability that
-a decision accepts, rises while promises are kept and falls with each that is not, so that in the long run one request
-in a hundred misses whatever the engines do. It counts requests that were accepted on that promise only.
-
-`missed` is the share of those over the last 500; above 3 % the model is wrong in a way that alpha is too slow for, and
-alpha goes to its floor at once.
+`weight` is what a miss of this class costs in a decision, over what one costs by default: the multiplier of the
+constraint that at most 1 % miss, found by dual ascent. It falls while promises are kept and rises with each that is
+not, whatever the engines do, as alpha does in adaptive conformal inference (Gibbs and Candès, arXiv 2106.00170), whose
+long-run guarantee it shares as long as the bounds are not reached.
 
 No length predictor: in simulation an oracle of the true length gains nothing in budget and 0 to 2 % in cost.
 """
 
 from collections.abc import Hashable
-from math import isfinite, sqrt
+from math import exp, isfinite, sqrt
 
 from policies.facts import Budget, RequestFacts
 
 TARGET = 0.01
-ALPHA_STEP = 0.004
-ALPHA_RANGE = (0.003, 0.05)
-ALARM_SHARE = 3 * TARGET
-ALARM_MEMORY = 500.0
-ALARM_MIN_REQUESTS = 100
+WEIGHT_STEP = 0.1
+WEIGHT_RANGE = (0.5, 5.0)
+MISSED_MEMORY = 500.0
 LENGTH_MEMORY = 500.0
 FIRST_EXPECTED_TOKENS = 128.0
 FIRST_SPREAD = 0.8
@@ -46,8 +42,8 @@ def class_key(facts: RequestFacts) -> ClassKey:
 class ClassBelief:
     """One class of requests."""
 
-    __slots__ = ("alpha", "budget", "expected_output_tokens", "hopeless_since_s", "judged", "key", "missed",
-                 "outputs", "spread_squared")  # fmt: skip
+    __slots__ = ("budget", "expected_output_tokens", "hopeless_since_s", "judged", "key", "missed", "outputs",
+                 "spread_squared", "weight")  # fmt: skip
 
     def __init__(self, key: ClassKey, budget: Budget) -> None:
         self.key = key
@@ -56,10 +52,11 @@ class ClassBelief:
         self.spread_squared = FIRST_SPREAD**2
         self.outputs = 0.0
         """Answers that the expectation rests on."""
-        self.alpha = TARGET
+        self.weight = 1.0
         self.judged = 0
-        """Requests accepted on the promise whose end is known."""
+        """Requests whose end is known."""
         self.missed = TARGET
+        """Share of the last 500 that missed."""
         self.hopeless_since_s: float | None = None
         """Since when no backend has had an even chance for this class; `None` where the last one sent had."""
 
@@ -78,14 +75,12 @@ class ClassBelief:
         self.expected_output_tokens += weight * (output_tokens - self.expected_output_tokens)
         self.spread_squared += weight * (min(25.0, relative * relative) - self.spread_squared)
 
-    def kept(self, missed: bool) -> None:
-        """The end of a request that was accepted on the promise that its budget would be kept."""
-        low, high = ALPHA_RANGE
-        self.alpha = min(high, max(low, self.alpha + ALPHA_STEP * (TARGET - missed)))
+    def judge(self, missed: bool) -> None:
+        """A request of this class has ended, within its budget or not."""
+        low, high = WEIGHT_RANGE
+        self.weight = min(high, max(low, self.weight * exp(WEIGHT_STEP * (missed - TARGET))))
         self.judged += 1
-        self.missed += (missed - self.missed) / min(ALARM_MEMORY, max(ALARM_MIN_REQUESTS, float(self.judged)))
-        if self.missed > ALARM_SHARE and self.judged >= ALARM_MIN_REQUESTS:
-            self.alpha = low
+        self.missed += (missed - self.missed) / min(MISSED_MEMORY, 100.0 + self.judged)
 
     def sent(self, miss: float | None, now: float) -> None:
         """A request of this class goes where it misses with this probability."""
@@ -97,18 +92,18 @@ class ClassBelief:
     def export(self) -> dict[str, float]:
         """What is worth keeping."""
         return {"expected_output_tokens": self.expected_output_tokens, "spread_squared": self.spread_squared,
-                "outputs": self.outputs, "alpha": self.alpha}
+                "outputs": self.outputs, "weight": self.weight}
 
     def restore(self, state: dict[str, float], kept: float) -> None:
         """Take over an exported state at `kept` of its weight; numbers out of range are passed over."""
-        expected, spread, outputs, alpha = (_number(state.get(name)) for name in (
-            "expected_output_tokens", "spread_squared", "outputs", "alpha"))
+        expected, spread, outputs, weight = (_number(state.get(name)) for name in (
+            "expected_output_tokens", "spread_squared", "outputs", "weight"))
         if expected is not None and expected >= 1 and spread is not None and outputs is not None:
             self.expected_output_tokens, self.spread_squared = expected, min(25.0, spread)
             self.outputs = min(LENGTH_MEMORY, outputs) * kept
-        if alpha is not None:
-            low, high = ALPHA_RANGE
-            self.alpha = min(high, max(low, TARGET + kept * (alpha - TARGET)))
+        if weight is not None:
+            low, high = WEIGHT_RANGE
+            self.weight = min(high, max(low, 1.0 + kept * (weight - 1.0)))
 
 
 def _number(value: object) -> float | None:

@@ -45,7 +45,8 @@ class Drift:
         self._at_s = now
         if not span_s > 0.0:
             return
-        low, high = log(observed_s / most_s), log(observed_s / least_s)
+        took = log(observed_s)
+        low, high = took - log(most_s), took - log(least_s)
         seen = min(high, max(low, self.log_ratio))
         seen = min(LARGEST_LOG_RATIO, max(-LARGEST_LOG_RATIO, seen))
         self.log_ratio += -expm1(-span_s / MEMORY_S) * (seen - self.log_ratio)

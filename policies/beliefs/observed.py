@@ -15,6 +15,7 @@ BINS = 96
 BINS_PER_OCTAVE = 4
 SIZES = 20
 KEPT = 0.99
+LARGEST_GRAIN = 1e9
 SHORTEST_S = 1e-4
 UNKNOWN_WEIGHT = 4.0
 UNKNOWN_SHARE = 0.5
@@ -24,10 +25,12 @@ UNKNOWN_SHARE = 0.5
 class Waits:
     """How long something took, by size of the prompt."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_grains")
 
     def __init__(self) -> None:
         self._counts: list[list[float] | None] = [None] * SIZES
+        # The newest sample's weight grows instead of all others' shrinking.
+        self._grains = [1.0] * SIZES
 
     def observe(self, prompt_tokens: int, took_s: float) -> None:
         """Learn one."""
@@ -35,19 +38,22 @@ class Waits:
         counts = self._counts[size]
         if counts is None:
             counts = self._counts[size] = [0.0] * BINS
-        for index in range(BINS):
-            counts[index] *= KEPT
-        counts[_bin(took_s)] += 1.0
+        grain = self._grains[size] = self._grains[size] / KEPT
+        if grain > LARGEST_GRAIN:
+            counts[:] = [count / grain for count in counts]
+            grain = self._grains[size] = 1.0
+        counts[_bin(took_s)] += grain
 
     def share_over(self, prompt_tokens: int, limit_s: float) -> float:
         """Share of those with such a prompt that took longer; never rises with the limit."""
-        counts = self._counts[_size(prompt_tokens)]
+        size = _size(prompt_tokens)
+        counts = self._counts[size]
         if counts is None:
             return UNKNOWN_SHARE if limit_s > 0.0 else 1.0
         if not limit_s > 0.0:
             return 1.0
-        over = sum(counts[_bin(limit_s):])
-        return (over + UNKNOWN_WEIGHT * UNKNOWN_SHARE) / (sum(counts) + UNKNOWN_WEIGHT)
+        over, unknown = sum(counts[_bin(limit_s):]), UNKNOWN_WEIGHT * self._grains[size]
+        return (over + unknown * UNKNOWN_SHARE) / (sum(counts) + unknown)
 
 
 def _size(prompt_tokens: int) -> int:

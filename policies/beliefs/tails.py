@@ -15,8 +15,11 @@ Method: histogram filters with shrinkage (empirical Bayes); that the tail is lea
 promise rests on, and with online feedback of alpha (`classes`) it is adaptive conformal inference, arXiv 2106.00170.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from math import erfc, isfinite, sqrt
+from operator import neg
 
 LOWEST_Z = -5.0
 HIGHEST_Z = 15.0
@@ -59,12 +62,12 @@ def survival(table: Sequence[float], z: float) -> float:
 def quantile(table: Sequence[float], share: float) -> float:
     """The z that `share` of residuals stay below."""
     over = 1.0 - share
-    for index in range(1, BINS + 1):
-        if table[index] <= over:
-            before, here = table[index - 1], table[index]
-            part = (before - over) / (before - here) if before > here and before > over else 0.0
-            return LOWEST_Z + (index - 1 + part) / BINS_PER_Z
-    return HIGHEST_Z
+    index = bisect_left(table, -over, lo=1, key=neg)   # the first that is not above
+    if index > BINS:
+        return HIGHEST_Z
+    before, here = table[index - 1], table[index]
+    part = (before - over) / (before - here) if before > here and before > over else 0.0
+    return LOWEST_Z + (index - 1 + part) / BINS_PER_Z
 
 
 PRIOR_P99_Z = quantile(PRIOR, 0.99)
@@ -123,11 +126,9 @@ class Tail:
         towards, weight = (PRIOR, PRIOR_WEIGHT) if self._parent is None else (self._parent.table, PARENT_WEIGHT)
         weight *= self._grain
         whole = self._total + weight
-        above, made = 0.0, [0.0] * (BINS + 1)
-        for index in range(BINS, -1, -1):
-            made[index] = (above + weight * towards[index]) / whole
-            if index:
-                above += self._counts[index - 1]
+        above = [0.0, *accumulate(reversed(self._counts))]
+        above.reverse()
+        made = [(beyond + weight * prior) / whole for beyond, prior in zip(above, towards, strict=True)]
         if self._parent is None:
             self.table[:] = made   # in place: backends without samples read it
         else:

@@ -22,5 +22,5 @@ class Alive:
         return None if backend.health.accepts(backend.in_flight_requests, now) else Rejection.UNHEALTHY
 
     def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
-        return [view for view in views if not view.draining and view.spec.weight > 0 and (
+        return [view for view in views if not view.draining and not view.spec.weight <= 0 and (
             view.health.state is HealthState.HEALTHY or view.health.accepts(view.in_flight_requests, now))]

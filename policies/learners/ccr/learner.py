@@ -38,15 +38,12 @@ LATE = frozenset({FailureCause.FIRST_TOKEN_TIMEOUT, FailureCause.HEAD_TIMEOUT})
 class _Note:
     """What the learner keeps of one attempt."""
 
-    __slots__ = ("accepted", "age_tokens", "backend", "estimate", "kind", "known_tokens", "new_tokens", "slack_s",
-                 "streams")  # fmt: skip
+    __slots__ = ("age_tokens", "backend", "estimate", "kind", "known_tokens", "new_tokens", "slack_s", "streams")
 
-    def __init__(self, backend: BackendBelief, kind: ClassBelief, estimate: Estimate, accepted: bool) -> None:
+    def __init__(self, backend: BackendBelief, kind: ClassBelief, estimate: Estimate) -> None:
         self.backend = backend
         self.kind = kind
         self.estimate = estimate
-        self.accepted = accepted
-        """It went where its budget was promised to be kept."""
         self.new_tokens = 0
         """Prompt tokens that have to be computed, as believed."""
         self.known_tokens = 0
@@ -77,7 +74,7 @@ class CcrLearner:
         belief = self._backend(view.spec.name)
         kind = self.pool.made_class_of(facts)
         estimate = priced.estimate or predict(facts, view, now)
-        note = _Note(belief, kind, estimate, priced.miss is not None and priced.miss <= kind.alpha)
+        note = _Note(belief, kind, estimate)
         if facts.session_key is not None or facts.prefix_keys:
             note.known_tokens, note.age_tokens = belief.cache.known(facts)
         prompt, cached = facts.prompt_tokens, estimate.cached_tokens
@@ -86,9 +83,10 @@ class CcrLearner:
         work_ms = note.new_tokens * (c.prefill_ms_per_token + 0.5 * c.prefill_ms_per_pair * (prompt + cached))
         belief.arrivals.add(work_ms / 1000.0, now)
         belief.cached_ahead_tokens += cached
-        if not belief.open_requests:
-            belief.heard(now)   # silence begins with the first request that could break it
-        belief.open_requests += 1
+        if facts.stream:   # what is no stream is silent to its end, however well it does
+            if not belief.open_requests:
+                belief.heard(now)   # silence begins with the first request that could break it
+            belief.open_requests += 1
         belief.version += 1
         kind.sent(priced.miss, now)
         self.pool.sent(facts, view.spec.name, priced.price)
@@ -130,7 +128,8 @@ class CcrLearner:
     def ended(self, sent: Sent, end: End, now: float) -> None:
         note: _Note = sent.notes
         belief, facts = note.backend, sent.facts
-        belief.open_requests -= 1
+        if facts.stream:
+            belief.open_requests -= 1
         first_at_s = sent.first_token_at_s
         if first_at_s is None:
             belief.cached_ahead_tokens -= note.estimate.cached_tokens
@@ -138,6 +137,7 @@ class CcrLearner:
                 waited_s = now - sent.sent_at_s
                 belief.ttft.observe(_residual(waited_s, note.estimate.ttft_s, note.estimate.ttft_sd_s))
                 belief.waits.observe(facts.prompt_tokens, waited_s)
+                note.kind.judge(True)
         elif note.streams is not None:
             note.streams.count -= 1
             note.streams.slack_s = max(0.0, note.streams.slack_s - note.slack_s) if note.streams.count > 0 else 0.0
@@ -181,8 +181,7 @@ class CcrLearner:
             belief.paces.observe(facts.prompt_tokens, pace_s)
             belief.pace.observe(_residual(pace_s, estimate.tpot_s, _pace_sd_s(facts, estimate, tokens)))
         belief.end.observe(_residual(took_s, estimate.e2e_s, end_sd_s(facts, estimate, note.kind.spread)))
-        if note.accepted:
-            note.kind.kept(missed(sent, tokens, now))
+        note.kind.judge(missed(sent, tokens, now))
         if facts.session_key is not None or facts.prefix_keys:
             belief.cache.passed(facts, tokens, facts.prompt_tokens + tokens)
             if end.cached_tokens is not None:
@@ -203,16 +202,19 @@ class CcrLearner:
 
 
 def missed(sent: Sent, output_tokens: int, now: float) -> bool:
-    """Whether an answer that is whole now missed its budget: first token, last token's deadline, or end."""
+    """Whether an answer that is whole now missed its budget: first token, last token's deadline, or end.
+
+    One that is no stream has no first token of its own.
+    """
     facts, budget = sent.facts, sent.facts.budget
     first_at_s = now if sent.first_token_at_s is None else sent.first_token_at_s
     waited_s = facts.waited_s
     first_s, last_s = first_at_s - sent.sent_at_s + waited_s, now - sent.sent_at_s + waited_s
-    if budget.ttft_s is not None and first_s > budget.ttft_s:
+    if budget.ttft_s is not None and first_s > budget.ttft_s and sent.first_token_at_s is not None:
         return True
     if budget.inter_token_s is not None:
         from_s = first_s if budget.ttft_s is None else budget.ttft_s
-        if last_s > from_s + (output_tokens - 1) * budget.inter_token_s:
+        if last_s > from_s + max(0, output_tokens - 1) * budget.inter_token_s:
             return True
     return budget.e2e_s is not None and last_s > budget.e2e_s
 
@@ -220,7 +222,7 @@ def missed(sent: Sent, output_tokens: int, now: float) -> bool:
 def stand_in(measured: list[Coefficients]) -> Coefficients:
     """Coefficients for a backend that nobody measured: the pool's median, half as slow again."""
     def middle(name: str) -> float:
-        return STAND_IN_FACTOR * median([getattr(each, name) for each in measured])
+        return STAND_IN_FACTOR * float(median([getattr(each, name) for each in measured]))
 
     return Coefficients(
         version="stand-in", source=f"median of {len(measured)} measured backends, times {STAND_IN_FACTOR}",

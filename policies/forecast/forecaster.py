@@ -1,0 +1,121 @@
+"""The quantile of the demand to come: an expectation, and how far off such expectations were before.
+
+Demand is learned a bin at a time, in requests per second. With `expected(h)` what somebody expects for the bin that
+is `h` bins ahead, and one request a bin added on both sides so that a quiet night divides by no zero::
+
+    ratio(h) = (actual + one) / (expected + one)        of each forecast that was made h bins before
+    q(h)     = (expected(h) + one) · q-quantile of ratio(h) - one
+
+So whatever the expectation misses (noise, trend, a season that is no season) widens its own quantile, and nobody has to
+say how good it is. Between two horizons that are judged, the farther one's ratio holds.
+
+What expects is an `Outlook`: `SeasonalNaive` or `EwmaLevel`. One that knows nothing yet says `None`, and the forecast
+is then empty: unknown is not zero.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+ERRORS_KEPT = 2_016
+"""Of each horizon: a week of bins of five minutes."""
+LEAST_ERRORS = 100
+UNLEARNT_RATIO = 1.5
+"""Stands for the quantile while there are few errors to learn from, unless one of those was worse."""
+JUDGED_HORIZONS = 6
+
+
+class Step(NamedTuple):
+    """A forecast that holds from `in_s` seconds from now until the next step."""
+
+    in_s: float
+    per_s: float
+
+
+class Outlook(Protocol):
+    """Expects a demand. Reads no clock: a bin has passed whenever `learn` is called."""
+
+    def learn(self, per_s: float) -> None:
+        """The mean demand of the bin that has just passed, in requests per second."""
+        ...
+
+    def expected(self, bins_ahead: int) -> float | None:
+        """Of the bin so far ahead; 0 is the one under way. `None` where nothing is known."""
+        ...
+
+
+class Forecaster:
+    """An outlook with its errors, as steps of a quantile up to `horizon_s` ahead."""
+
+    def __init__(self, outlook: Outlook, *, bin_s: float, horizon_s: float, quantile: float = 0.99) -> None:
+        if not (bin_s > 0.0 and horizon_s >= 0.0 and 0.0 < quantile < 1.0):
+            raise ValueError(f"bin_s {bin_s:g} and horizon_s {horizon_s:g} must be positive, quantile within 0 and 1")
+        self.bin_s = bin_s
+        self._outlook = outlook
+        self._one = 1.0 / bin_s
+        self._last = max(1, -int(-horizon_s // bin_s))
+        self._horizons = judged(self._last)
+        self._errors = {horizon: _Errors(quantile) for horizon in self._horizons}
+        self._pending: dict[int, deque[tuple[int, float]]] = {horizon: deque() for horizon in self._horizons}
+        self._bins = 0
+
+    def learn(self, per_s: float) -> None:
+        """See `Outlook`."""
+        for horizon, pending in self._pending.items():
+            if pending and pending[0][0] == self._bins:
+                _, expected = pending.popleft()
+                self._errors[horizon].add((per_s + self._one) / (expected + self._one))
+        self._outlook.learn(per_s)
+        self._bins += 1
+        for horizon, pending in self._pending.items():
+            expected_then = self._outlook.expected(horizon)
+            if expected_then is not None:
+                pending.append((self._bins + horizon, expected_then))
+
+    def steps(self) -> tuple[Step, ...]:
+        """The quantile from now on, the first step at 0; empty where nothing is known."""
+        steps = []
+        for ahead in range(self._last + 1):
+            expected = self._outlook.expected(ahead)
+            if expected is None:
+                return ()
+            horizon = self._horizons[bisect_left(self._horizons, ahead)]
+            per_s = (expected + self._one) * self._errors[horizon].at() - self._one
+            steps.append(Step(ahead * self.bin_s, max(0.0, per_s)))
+        return tuple(steps)
+
+
+def judged(last: int) -> tuple[int, ...]:
+    """The horizons, in bins, whose errors are kept: 0, the last, and some between, each about twice the one before."""
+    found = {0, last}
+    ahead = last
+    while len(found) < JUDGED_HORIZONS and ahead > 1:
+        ahead //= 2
+        found.add(ahead)
+    return tuple(sorted(found))
+
+
+def largest_until(steps: Sequence[Step], horizon_s: float) -> float | None:
+    """The most that is forecast from now to then; `None` for an empty forecast."""
+    return max((step.per_s for step in steps if step.in_s <= max(0.0, horizon_s)), default=None)
+
+
+class _Errors:
+    """The latest ratios of actual to expected, and a quantile of them."""
+
+    def __init__(self, quantile: float) -> None:
+        self._quantile = quantile
+        self._in_time: deque[float] = deque()
+        self._in_order: list[float] = []
+
+    def add(self, ratio: float) -> None:
+        self._in_time.append(ratio)
+        insort(self._in_order, ratio)
+        if len(self._in_time) > ERRORS_KEPT:
+            del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
+
+    def at(self) -> float:
+        if len(self._in_order) < LEAST_ERRORS:
+            return max(UNLEARNT_RATIO, self._in_order[-1] if self._in_order else 0.0)
+        return self._in_order[min(len(self._in_order) - 1, int(self._quantile * len(self._in_order)))]

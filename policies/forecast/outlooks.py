@@ -1,0 +1,77 @@
+"""Two ways to expect a demand: yesterday's shape at today's level, and the level alone.
+
+`SeasonalNaive`, with `shape(t)` the mean of the same bins, and their neighbours, of the seasons before::
+
+    expected(t) = shape(t) · (mean demand of the last bins) / (mean shape of the same bins)
+
+It knows nothing before a whole season has passed. `EwmaLevel` knows soon and foresees no rise: its errors say how much
+demand has risen over each horizon before, so its quantile is wide where traffic is a wave.
+"""
+
+from itertools import accumulate, pairwise
+
+SEASONS_KEPT = 7
+LEVEL_BINS = 10
+SMOOTH_BINS = 3
+"""On either side."""
+EWMA_BINS = 10.0
+FIRST_BINS = 10
+"""So many bins make a level."""
+
+
+class SeasonalNaive:
+    """Expects what the same bins of the last seasons had. `season_bins`: 1,440 for days of minutes."""
+
+    def __init__(self, season_bins: int) -> None:
+        if season_bins < 2:
+            raise ValueError(f"a season has at least 2 bins, not {season_bins}")
+        self._season = season_bins
+        self._smooth = min(SMOOTH_BINS, season_bins // 8)
+        self._level = min(LEVEL_BINS, max(1, season_bins // 8))
+        self._sums = [0.0]
+        """Demand added up: the sum over bins a..b-1 is `sums[b] - sums[a]`."""
+
+    def learn(self, per_s: float) -> None:
+        """See `Outlook`."""
+        self._sums.append(self._sums[-1] + per_s)
+        if len(self._sums) > (SEASONS_KEPT + 1) * self._season:
+            kept = self._sums[self._season:]
+            self._sums = list(accumulate((after - before for before, after in pairwise(kept)), initial=0.0))
+
+    def expected(self, bins_ahead: int) -> float | None:
+        """See `Outlook`."""
+        now = len(self._sums) - 1
+        if now < self._season + self._level:
+            return None
+        shape = self._shape(now + bins_ahead)
+        recent = [self._shape(now - back) for back in range(1, self._level + 1)]
+        level, before = self._mean(now - self._level, now), sum(recent) / len(recent)
+        return shape * level / before if before > 0.0 else level
+
+    def _shape(self, at: int) -> float:
+        now = len(self._sums) - 1
+        means = [self._mean(max(0, same - self._smooth), min(now, same + self._smooth + 1))
+                 for same in range(at - self._season, -1, -self._season) if same < now]
+        return sum(means) / len(means) if means else 0.0
+
+    def _mean(self, first: int, end: int) -> float:
+        return (self._sums[end] - self._sums[first]) / (end - first)
+
+
+class EwmaLevel:
+    """Expects that demand stays what it has been lately."""
+
+    def __init__(self, bins: float = EWMA_BINS) -> None:
+        self._weight = 1.0 / bins
+        self._level = 0.0
+        self._seen = 0
+
+    def learn(self, per_s: float) -> None:
+        """See `Outlook`."""
+        self._seen += 1
+        # The plain mean at first, so that the start value does not linger.
+        self._level += max(self._weight, 1.0 / self._seen) * (per_s - self._level)
+
+    def expected(self, bins_ahead: int) -> float | None:
+        """See `Outlook`."""
+        return self._level if self._seen >= FIRST_BINS else None

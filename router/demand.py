@@ -1,0 +1,104 @@
+"""What is asked of each model: requests per second by bins of time, what they are like, and what is to be expected.
+
+What arrives in a bin is what ended in it and what more is in flight at its end than at its beginning, so an overloaded
+fleet, which ends few requests, is not mistaken for a quiet one.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from policies.facts import Budget
+from policies.forecast.forecaster import Forecaster, Step
+from policies.forecast.mix import ClassMix, Mix
+from policies.forecast.outlooks import EwmaLevel, SeasonalNaive
+from router.config_sections import LendingSection
+from router.exchange import Exchange, Outcome
+
+MAX_BINS_AT_ONCE = 10_000
+"""A clock that stood still for longer than so many bins begins anew."""
+ASKED_FOR = frozenset({Outcome.OK, Outcome.SHED, Outcome.BACKEND_ERROR, Outcome.TRUNCATED, Outcome.TIMEOUT,
+                       Outcome.NO_BACKEND, Outcome.CLIENT_CLOSED})
+"""Outcomes of requests that needed capacity, whether they got it or not."""
+
+
+class ModelDemand:
+    """The demand for one model. Time comes with each call; bins close by themselves as it passes."""
+
+    def __init__(self, settings: LendingSection, now: float) -> None:
+        self._settings = settings
+        season = max(2, round(settings.season_s / settings.bin_s))
+        outlook = SeasonalNaive(season) if settings.forecaster == "seasonal_naive" else EwmaLevel()
+        self._forecaster = Forecaster(outlook, bin_s=settings.bin_s, horizon_s=settings.horizon_s)
+        self._mix = Mix()
+        self._bin_ends_s = now + settings.bin_s
+        self._ended = 0
+        self._in_flight_before = 0
+        self.last_per_s: float | None = None
+        """Of the last whole bin."""
+
+    def ended(self, exchange: Exchange) -> None:
+        """One of its requests has ended."""
+        facts = exchange.facts
+        if facts is None or exchange.outcome not in ASKED_FOR:
+            return
+        self._ended += 1
+        if exchange.outcome is Outcome.OK:
+            usage = exchange.usage
+            prompt = usage.prompt_tokens if usage is not None and usage.prompt_tokens else facts.prompt_tokens
+            output = usage.completion_tokens if usage is not None and usage.completion_tokens else None
+            self._mix.learn(facts.latency_class, prompt, output or exchange.generated_tokens or 1)
+
+    def catch_up(self, now: float, count_in_flight: Callable[[], int]) -> None:
+        """Close the bins that are over."""
+        if now < self._bin_ends_s:
+            return
+        bin_s, in_flight = self._settings.bin_s, count_in_flight()
+        if now - self._bin_ends_s > MAX_BINS_AT_ONCE * bin_s:
+            self._bin_ends_s = now
+        while now >= self._bin_ends_s:
+            arrived = max(0, self._ended + in_flight - self._in_flight_before)
+            self._ended, self._in_flight_before = 0, in_flight
+            self.last_per_s = arrived / bin_s
+            self._forecaster.learn(self.last_per_s)
+            self._mix.fade()
+            self._bin_ends_s += bin_s
+
+    def steps(self) -> tuple[Step, ...]:
+        """The forecast; empty where nothing is known yet."""
+        return self._forecaster.steps()
+
+    def classes(self, budgets: Mapping[str, Budget]) -> tuple[ClassMix, ...]:
+        """What its requests are like."""
+        return self._mix.classes(budgets)
+
+
+class Demand:
+    """All models. `in_flight` counts the requests of a model that some backend has now."""
+
+    def __init__(self, settings: LendingSection, clock: Callable[[], float],
+                 in_flight: Callable[[str], int]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._in_flight = in_flight
+        self._models: dict[str, ModelDemand] = {}
+
+    def resettle(self, settings: LendingSection) -> None:
+        """New settings. What forecasts are made of starts anew where they say so; nothing else does."""
+        made_of = ("forecaster", "bin_s", "season_s", "horizon_s")
+        if any(getattr(settings, name) != getattr(self._settings, name) for name in made_of):
+            self._models.clear()
+        self._settings = settings
+
+    def ended(self, exchange: Exchange) -> None:
+        """A request has ended."""
+        if exchange.facts is not None:
+            self.of(exchange.facts.model).ended(exchange)
+
+    def of(self, model: str) -> ModelDemand:
+        """Up to date as of now."""
+        now = self._clock()
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = ModelDemand(self._settings, now)
+        known.catch_up(now, partial(self._in_flight, model))
+        return known
