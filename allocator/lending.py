@@ -68,7 +68,7 @@ def recall(world: World, now_s: float, among: list[Loan], replicas: int, reason:
     for device, run in world.holders.items():
         if device in by_device:
             lies_on.setdefault(run, set()).add(by_device[device].id)
-    weights = {run: _loss(world, world.runs[run], by_device, now_s, among) for run in lies_on}
+    weights = {run: at_stake(world, world.runs[run], by_device, now_s, among) for run in lies_on}
     chosen = choose_cells(replicas, {loan.id: 1.0 for loan in among}, weights, lies_on)
     by_id = {loan.id: loan for loan in among}
     return [LoanRecalled(at_s=now_s, loan=name, epoch=by_id[name].epoch,
@@ -77,7 +77,7 @@ def recall(world: World, now_s: float, among: list[Loan], replicas: int, reason:
             for name in chosen]
 
 
-def _loss(world: World, run: Run, by_device: dict[str, Loan], now_s: float, among: list[Loan]) -> float:
+def at_stake(world: World, run: Run, by_device: dict[str, Loan], now_s: float, among: list[Loan]) -> float:
     """What a recall loses of this run: nothing where it ends in time by itself, leaves anyway, or can do with less."""
     soonest_s = now_s + min((loan.grace_s for loan in among), default=0.0)
     if run.stopping or expected_end_s(run, now_s) <= soonest_s - world.config.rules.kill_margin_s:

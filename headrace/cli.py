@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from headrace import allocator_cli
+from headrace import allocator_cli, bench_policies
 
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -37,6 +37,12 @@ class Engines(StrEnum):
     simulated = "simulated"
 
 
+class Demo(StrEnum):
+    """What `headrace up` plays."""
+
+    lending = "lending"
+
+
 @app.command(short_help="Start three engines and the gateway; Ctrl-C ends all of it.")
 def up(
     engines: Annotated[Engines, typer.Option(help="Real llama.cpp servers, or simulated cards.")] = Engines.llamacpp,
@@ -46,13 +52,14 @@ def up(
     run_dir: Annotated[Path, typer.Option(help="Folder for the fleet file, logs and state.")] = Path(".headrace/run"),
     time_scale: Annotated[float, typer.Option(help="How many times faster than life simulated cards run.")] = 1.0,
     calibrate: Annotated[bool, typer.Option(help="Measure each engine at its first start.")] = True,
+    demo: Annotated[Demo | None, typer.Option(help="Play it and end: a wave, a loan to training, the recall.")] = None,
     json: Json = False,
 ) -> None:
     """Start three engines of one model and the gateway before them; Ctrl-C ends all of it."""
     from headrace.up import UpOptions, run_up
 
     options = UpOptions(engines=engines.value, host=host, port=port, admin_port=admin_port, run_dir=run_dir, json=json,
-                        time_scale=time_scale, calibrate=calibrate)
+                        time_scale=time_scale, calibrate=calibrate, demo="lending" if demo is Demo.lending else None)
     _finish(run_up(options))
 
 
@@ -120,11 +127,14 @@ def bench_gateway(
     )))
 
 
+bench_policies.add_to(bench_app)
+
+
 @app.command(short_help="Simulate policies on unlike cards, on a virtual clock.")
 def sim(
     what: Annotated[str, typer.Argument(
         help="Scenarios by commas, `all`, `list`, `capacity`, `validate`, `training` or `lending`.")],
-    of: Annotated[str, typer.Argument(help="With `capacity`: the scenarios to sweep.")] = "burst",
+    of: Annotated[str, typer.Argument(help="With `capacity` and `lending`: of which scenarios.")] = "",
     pool: Annotated[str, typer.Option(help="site, fitted-owned or fitted-list; site:64 is 64 backends.")] = "site",
     policies: Annotated[str, typer.Option(help="Presets by commas; NAME:SETTING=VALUE sets one.")] = "",
     seeds: Annotated[str, typer.Option(help="Such as 1-5 or 1,2,7; left out: the usual.")] = "",
@@ -145,7 +155,7 @@ def sim(
     from loadtest.sim.command import SimOptions, run
 
     options = SimOptions(
-        scenarios=of if what == "capacity" else what, pool=pool, policies=tuple(filter(None, policies.split(","))),
+        scenarios=of if what in ("capacity", "lending") else what, pool=pool, policies=tuple(filter(None, policies.split(","))),
         seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, jobs=jobs, trace_dir=trace_dir, html=html, json=json,
         bound=bound, timing=timing, target=target, rates=rates)
     raise typer.Exit(run(what, options))

@@ -17,6 +17,7 @@ import backends
 from backends.catalog.spec import BackendSpec, Coefficients, ParallelLayout
 from backends.embedded import model_files, trio
 from backends.embedded.supervisor import ChildSpec
+from headrace.lending_scene import LLAMACPP, SIMULATED, Scene
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,6 +40,10 @@ class EngineSet(Protocol):
     def aliases(self) -> tuple[str, ...]: ...
     @property
     def latency_classes(self) -> tuple[Mapping[str, Any], ...]: ...
+    @property
+    def scene(self) -> Scene:
+        """Of the lending demo."""
+        ...
     def about(self) -> str:
         """What the reader of the fleet file should know of its numbers."""
         ...
@@ -74,6 +79,10 @@ class LlamaCppEngines:
     @property
     def latency_classes(self) -> tuple[Mapping[str, Any], ...]:
         return ({"name": "interactive", "ttft_s": 1.0, "inter_token_s": 0.15, "e2e_s": 30.0}, {"name": "batch"})
+
+    @property
+    def scene(self) -> Scene:
+        return LLAMACPP
 
     def about(self) -> str:
         return (
@@ -148,6 +157,10 @@ class SimulatedEngines:
         budget = {"ttft_s": 2.0, "inter_token_s": 0.08, "e2e_s": 60.0}
         scaled = {name: float(f"{seconds / self.time_scale:.6g}") for name, seconds in budget.items()}
         return ({"name": "interactive", **scaled}, {"name": "batch"})
+
+    @property
+    def scene(self) -> Scene:
+        return SIMULATED
 
     def about(self) -> str:
         speed = "" if self.time_scale == 1 else f" Their clocks run {self.time_scale:g} times as fast as the cards'."

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,6 +23,8 @@ class FleetFile:
     """As in the file; the first one is the default."""
     header: str
     """Comment at the top, without the `#`."""
+    lending: Mapping[str, Any] = field(default_factory=dict)
+    """As in the file, where it differs from the defaults."""
 
 
 def render(file: FleetFile, backends: Sequence[BackendSpec]) -> str:
@@ -38,6 +40,7 @@ def render(file: FleetFile, backends: Sequence[BackendSpec]) -> str:
         "policy": {"name": "headrace"},
         "decision_log": {"path": "decisions.jsonl"},
         "backends": [_backend(spec) for spec in backends],
+        **({"lending": dict(file.lending)} if file.lending else {}),
     }
     yaml = YAML()
     yaml.width = 120

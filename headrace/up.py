@@ -37,6 +37,8 @@ FIRST_ENGINE_PORT = 9101
 """Engines take the first free ports from here: below those that the kernel gives to outgoing connections (32768 and up
 on Linux), so that no connection takes an engine's port while the engine restarts."""
 LAST_ENGINE_PORT = 9999
+DEMO_SLOTS = 4
+"""Of each simulated engine in a demo: small ones, that a laptop's traffic can fill."""
 
 T = TypeVar("T")
 
@@ -63,6 +65,8 @@ class UpOptions:
     """Simulated engines only: how many times as fast as the cards."""
     calibrate: bool = True
     """False: measure nothing; use what an earlier start measured, else go without."""
+    demo: Literal["lending"] | None = None
+    """Play it once everything is up, and end with it."""
 
 
 async def run_up(options: UpOptions) -> int:
@@ -98,10 +102,14 @@ async def _run(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> i
         async with _running(engines, folder, stop, on_change) as (supervisor, ports):
             coefficients = await _measure(engines, ports, stop, narrator)
             fleet_path = folder / "fleet.yaml"
+            classes = engines.latency_classes
+            if options.demo is not None:
+                classes = engines.scene.classes(classes)
             text = fleet_file.render(
                 fleet_file.FleetFile(
                     host=options.host, port=port, admin_port=admin_port, model=engines.model, aliases=engines.aliases,
-                    latency_classes=engines.latency_classes, header=_header(engines),
+                    latency_classes=classes, header=_header(engines),
+                    lending={} if options.demo is None else engines.scene.lending(),
                 ),
                 engines.backends(ports, coefficients),
             )
@@ -111,6 +119,8 @@ async def _run(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> i
             become_ready = functools.partial(state.become_ready, narrator, started_at_s)
             state.write()
             try:
+                if options.demo is not None:
+                    return await _play(state, engines, narrator, stop)
                 return await _serve(fleet_path, become_ready, stop)
             finally:
                 narrator.say("Stopping engines.")
@@ -125,10 +135,38 @@ async def _serve(fleet_path: Path, become_ready: Callable[[], None], stop: async
     return await serve(fleet_path, ready=lambda _: become_ready(), stop=stop, drain_s=DRAIN_S)
 
 
+async def _play(state: "_State", engines: EngineSet, narrator: Narrator, stop: asyncio.Event) -> int:
+    """Serve while the demo runs; its account is the result. 1 where a promise was broken, 130 where it was stopped."""
+    from headrace.lending_demo import DemoError, LendingDemo, story
+
+    demo = LendingDemo(
+        scene=engines.scene, gateway_url=state.gateway_url, admin_url=state.admin_url, model=state.model,
+        budget=engines.scene.classes(engines.latency_classes)[0], engines=engines.names,
+        supervisor=state.supervisor, folder=state.folder, narrator=narrator)
+    ready, playing_ended = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(_serve(state.fleet_path, ready.set, playing_ended))
+    try:
+        await asyncio.wait((serving, up := asyncio.create_task(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if serving.done():
+            return serving.result()
+        narrator.close_progress()
+        account = await _unless_stopped(demo.run(), stop)
+    except DemoError as error:
+        raise UpError(str(error)) from error
+    finally:
+        playing_ended.set()
+        await asyncio.gather(serving, return_exceptions=True)
+    narrator.announce(json.dumps(account) if state.options.json else story(account))
+    return 0 if account["ok"] else 1
+
+
 async def _engine_set(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> EngineSet:
     if options.engines == "simulated":
         if options.time_scale <= 0:
             raise UpError(f"--time-scale must be above 0, got {options.time_scale:g}")
+        if options.demo is not None:
+            return SimulatedEngines(options.time_scale, slots=DEMO_SLOTS)
         return SimulatedEngines(options.time_scale)
     missing = [name for name in ("xllamacpp", "gguf", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
@@ -335,6 +373,10 @@ class _State:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.options.host, self.options.host)  # noqa: S104
         return f"http://{host}:{self.port}"
 
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
     def as_dict(self) -> dict[str, Any]:
         engines = [
             {
@@ -348,7 +390,7 @@ class _State:
             "ready_after_s": None if self.ready_after_s is None else round(self.ready_after_s, 3),
             "pid": os.getpid(),
             "gateway_url": self.gateway_url,
-            "admin_url": f"http://127.0.0.1:{self.admin_port}",
+            "admin_url": self.admin_url,
             "model": self.model,
             "fleet_file": str(self.fleet_path),
             "state_file": str(self.path),

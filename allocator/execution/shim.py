@@ -211,6 +211,10 @@ def main(arguments: list[str]) -> None:
         os._exit(0)         # who started us need not wait for us, and need not be there when we end
     os.setsid()
     os.set_inheritable(lock, False)
+    # More than the lock may have slipped through: uvloop passes on a second copy of the answer's socket, which would
+    # keep who started us waiting for as long as a member lives.
+    os.closerange(3, lock)
+    os.closerange(lock + 1, os.sysconf("SC_OPEN_MAX"))
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     _become_subreaper()
     plan = folder.plan()

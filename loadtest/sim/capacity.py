@@ -21,6 +21,7 @@ from loadtest.sim.scenarios import find_scenarios
 RATES_PER_S = (0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0)
 """For four cards."""
 MISSES_TO_GIVE_UP = 3
+USUAL = "burst"
 WIDTH = 180
 
 
@@ -93,7 +94,7 @@ def find_capacities(options: SimOptions) -> tuple[Capacity, ...]:
     if not 0.0 < target < 1.0:
         raise SimError(f"target must lie between 0 and 1, such as 0.99, got {target:g}")
     found = []
-    for scenario in find_scenarios(options.scenarios):
+    for scenario in find_scenarios(options.scenarios or USUAL):
         levels: dict[str, list[Level]] = {policy: [] for policy in policies}
         for rate in ladder:
             alive = [policy for policy in policies if not _given_up(levels[policy], target)]

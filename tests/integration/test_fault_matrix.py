@@ -22,6 +22,7 @@ from router.app import Running
 from tests.gateway_stack import chat, gateway
 from tests.raw_client import at_rest, eventually, raw_exchange, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, Script, ScriptedBackend, completion, delta, event
+from tests.told_learner import ToldLearner
 
 pytestmark = pytest.mark.anyio
 REQUESTS = 4
@@ -249,6 +250,7 @@ async def one_fault(folder: Path, name: str) -> str | None:
         ScriptedBackend(named("good")).serving() as good,
         gateway(own, [entry, good], timeouts=SHORT if name in WAITED_FOR else PATIENT, poll=rare) as process,
     ):
+        process.gateway.fleet.learner = learner = ToldLearner(process.gateway.fleet.learner)
         modes = (True, False) * REQUESTS
         raws = await asyncio.gather(*[
             raw_exchange(process, request_bytes(chat(stream=stream), headers="connection: close\r\n"))
@@ -261,6 +263,8 @@ async def one_fault(folder: Path, name: str) -> str | None:
             assert "ok" in endings  # what the good backend was asked first
             await eventually(lambda: at_rest(process))
             balanced(process, endings, backend, good)
+            assert learner.is_even(), "an attempt without its one end"
+            assert len(learner.sents) == sample(process, "headrace_attempts_total")
             if backend is not None:
                 await eventually(lambda: backend.open_connections <= idle_connections(process))
         except (AssertionError, TimeoutError) as error:

@@ -112,7 +112,7 @@ def test_more_load_never_makes_a_backend_cheaper_or_quicker(
 ) -> None:
     facts = replace(facts, tried=())
     busier = loaded(view, load, times)
-    for less, more in zip(predict(facts, view, NOW_S), predict(facts, busier, NOW_S), strict=True):
+    for less, more in zip(predict(facts, view, NOW_S)[:6], predict(facts, busier, NOW_S)[:6], strict=True):
         assert more >= less or more == pytest.approx(less, rel=1e-12)
     before, after = choose(HEADRACE, facts, view), choose(HEADRACE, facts, busier)
     assert (before.chosen is None) == (after.chosen is None)
@@ -128,8 +128,8 @@ def test_more_load_of_others_never_makes_a_backend_quicker(
 ) -> None:
     less = LoadSample(NOW_S, running_requests=running, waiting_requests=waiting)
     more = replace(less, **{f"{which}_requests": getattr(less, f"{which}_requests") + 5})
-    before = predict(facts, replace(view, sample=less), NOW_S)
-    after = predict(facts, replace(view, sample=more), NOW_S)
+    before = predict(facts, replace(view, sample=less), NOW_S)[:6]
+    after = predict(facts, replace(view, sample=more), NOW_S)[:6]
     assert all(b >= a or b == pytest.approx(a, rel=1e-12) for a, b in zip(before, after, strict=True))
 
 

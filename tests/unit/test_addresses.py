@@ -9,6 +9,7 @@ import pytest
 
 from backends.addresses import Addresses, resolve
 from backends.upstream import PoolLimits, UpstreamError, UpstreamFault, UpstreamPool
+from tests.upstream_client import post as send
 
 pytestmark = pytest.mark.anyio
 NAME = "engine.example"
@@ -110,9 +111,7 @@ async def two_machines() -> AsyncIterator[tuple[int, Machine, Machine]]:
 
 
 async def post(pool: UpstreamPool) -> bytes:
-    deadline_s = asyncio.get_running_loop().time() + 5
-    async with await pool.post(b"/x", (), (), b"", connect_timeout_s=1, head_deadline_s=deadline_s) as response:
-        return await response.read_all(deadline_s, 100)
+    return await send(pool, path=b"/x", connect_s=1).whole()
 
 
 async def test_p28_new_requests_move_within_the_age_of_a_connection_and_old_ones_finish() -> None:

@@ -110,7 +110,7 @@ def test_the_example_shows_every_setting_live_or_as_a_comment() -> None:
     commented = {path for path in SETTINGS if path not in live}
     alternatives = ("policy.filters", "policy.prices", "policy.picker", "backends[].api_key_env", "auth",
                     "timeouts.first_token_s", "timeouts.inter_token_s", "timeouts.total_s", "timeouts.heartbeat_s",
-                    "decision_log.path")
+                    "decision_log.path", "state.path")
     assert commented == {path for path in SETTINGS if path.startswith(alternatives)}
     for path in commented:
         leaf = path.rsplit(".", 1)[-1].removesuffix("[]")
@@ -127,7 +127,7 @@ def test_the_commented_settings_of_the_example_work_when_uncommented() -> None:
 
 def test_the_defaults_spelled_out_in_the_example_are_the_defaults() -> None:
     config = load_example().config
-    for name in ("timeouts", "retries", "limits", "decision_log", "poll", "health"):
+    for name in ("timeouts", "retries", "limits", "decision_log", "state", "poll", "health"):
         section = getattr(config, name)
         assert section == FleetConfig.model_fields[name].default
         fields = type(section).model_fields

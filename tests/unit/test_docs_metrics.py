@@ -2,16 +2,26 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from router.feedback import Faults
 from router.fleet import Fleet
-from router.metrics import FleetCollector, LedgerCollector, Metrics
+from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
+from router.waiting import WaitingRoom
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 
 
 def test_every_metric_has_its_heading_and_no_heading_is_stale() -> None:
     metrics = Metrics()
-    metrics.registry.register(FleetCollector(Fleet()))
+    fleet = Fleet()
+    metrics.registry.register(FleetCollector(fleet))
+    waiting = WaitingRoom(lambda: 0.0, lambda *_: pytest.fail("nobody waits"))
+    config: Any = SimpleNamespace(models=(), latency_classes=())
+    metrics.registry.register(ClassCollector(fleet, Faults(), waiting, lambda: config))
     metrics.registry.register(LedgerCollector())
     exported = {
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()

@@ -285,3 +285,43 @@ def test_a_child_whose_parent_is_gone_already_does_not_start(root: Path) -> None
         capture_output=True, timeout=20, check=False,
     )
     assert (result.returncode, result.stdout) == (70, b"")
+
+
+# --- pausing
+
+
+@pytest.mark.anyio
+async def test_a_paused_child_ends_stays_down_and_comes_back_as_if_new(tmp_path: Path) -> None:
+    async with Supervisor([child(tmp_path, FOREVER), child(tmp_path, FOREVER, "two")], backoff=QUICK) as supervisor:
+        await supervisor.wait_ready()
+        first, other = pid_of(supervisor), pid_of(supervisor, 1)
+        supervisor.pause("one")
+        supervisor.pause("one")
+        await until(lambda: supervisor.status()[0].state is ChildState.PAUSED)
+        assert not runs(first)
+        assert supervisor.status()[0].pid is None
+        await asyncio.sleep(4 * QUICK.cap_s)
+        assert supervisor.status()[0].state is ChildState.PAUSED, "it came back by itself"
+        supervisor.resume("one")
+        await until(lambda: supervisor.status()[0].state is ChildState.READY)
+        assert pid_of(supervisor) != first
+        assert supervisor.status()[0].restarts == 0, "a pause is no death"
+        assert pid_of(supervisor, 1) == other
+        supervisor.pause("two")
+        await until(lambda: supervisor.status()[1].state is ChildState.PAUSED)
+        left = pid_of(supervisor)
+    assert not runs(left)
+    assert [status.state for status in supervisor.status()] == [ChildState.STOPPED] * 2
+
+
+@pytest.mark.anyio
+async def test_a_child_that_is_paused_between_two_deaths_is_not_started_again(tmp_path: Path) -> None:
+    marks = tmp_path / "starts"
+    dying = child(tmp_path, f"open({str(marks)!r}, 'a').write('x')")
+    async with Supervisor([dying], backoff=BackoffRules(first_s=0.5, cap_s=0.5)) as supervisor:
+        await until(lambda: supervisor.status()[0].state is ChildState.BACKOFF)
+        supervisor.pause("one")
+        await until(lambda: supervisor.status()[0].state is ChildState.PAUSED)
+        started = marks.read_text()
+        await asyncio.sleep(0.8)
+        assert marks.read_text() == started

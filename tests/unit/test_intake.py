@@ -18,6 +18,7 @@ from router.intake import (
     read_request,
     request_id_of,
 )
+from router.prompt_ratios import PromptRatios
 
 CHAT = Endpoint.CHAT_COMPLETIONS
 TIMEOUTS = PhaseTimeouts(connect_s=2, first_token_s=30, inter_token_s=15, total_s=600)
@@ -36,7 +37,7 @@ def read(
     body: bytes | dict[str, Any], endpoint: Endpoint = CHAT, headers: dict[bytes, bytes] | None = None
 ) -> InferenceRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_request(endpoint, "r1", {**HEADERS, **(headers or {})}, raw, VOCABULARY, {})
+    return read_request(endpoint, "r1", {**HEADERS, **(headers or {})}, raw, VOCABULARY, PromptRatios())
 
 
 def chat(**members: Any) -> dict[str, Any]:
@@ -146,14 +147,19 @@ def test_facts_of_a_request() -> None:
     facts = request.facts
     assert (facts.model, facts.stream, facts.latency_class, facts.budget) == ("chat-large", True, "batch", Budget())
     assert (facts.max_output_tokens, facts.expected_output_tokens) == (5, 5)
-    assert request.prompt_bytes == len(json.dumps(chat()["messages"]))
-    assert facts.prompt_tokens == round(request.prompt_bytes / 4)
+    assert facts.prompt_tokens == round(0.26 * len(json.dumps(chat()["messages"])))
 
 
-def test_tokens_per_byte_are_the_models_own() -> None:
-    body = json.dumps(chat()).encode()
-    request = read_request(CHAT, "r1", HEADERS, body, VOCABULARY, {"chat-large": 0.5})
-    assert request.facts.prompt_tokens == round(request.prompt_bytes / 2)
+def test_prompt_sizes_are_the_models_own() -> None:
+    ratios = PromptRatios()
+    body = json.dumps({**chat(), "messages": [{"role": "user", "content": "word " * 400}]}).encode()
+    first = read_request(CHAT, "r1", HEADERS, body, VOCABULARY, ratios)
+    for _ in range(200):
+        ratios.observe("chat-large", None, first.prompt_size, 2 * first.facts.prompt_tokens)
+    again = read_request(CHAT, "r1", HEADERS, body, VOCABULARY, ratios)
+    assert again.facts.prompt_tokens == pytest.approx(2 * first.facts.prompt_tokens, rel=0.05)
+    other = read_request(CHAT, "r1", HEADERS, body.replace(b'"chat"', b'"a"'), VOCABULARY, ratios)
+    assert other.facts.prompt_tokens == first.facts.prompt_tokens
 
 
 @pytest.mark.parametrize(
@@ -248,7 +254,7 @@ def test_p22_twelve_megabytes_of_structure_do_not_hold_the_loop(body: bytes) -> 
         began = perf_counter()
         request = read(body)
         best_s = min(best_s, perf_counter() - began)
-    assert request.prompt_bytes >= 2
+    assert request.facts.prompt_tokens >= 1
     assert best_s < parsed_s / 4  # no value is built that routing does not need
 
 
@@ -329,7 +335,7 @@ def test_members_that_routing_reads_must_be_of_their_kind(members: dict[str, Any
 )
 def test_the_prompt_must_be_there(endpoint: Endpoint, param: str) -> None:
     assert refusal({"model": "chat"}, endpoint=endpoint).param == param
-    assert read({"model": "chat", param: "x"}, endpoint).prompt_bytes == 3
+    assert read({"model": "chat", param: "x"}, endpoint).facts.prompt_tokens == 1
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, isclose
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,19 +23,25 @@ import pytest
 import router.log_file
 from backends.catalog.health import Health, HealthState
 from policies.attempts import FailureCause
-from policies.estimate import predict
+from policies.estimate import Estimate, predict
 from policies.facts import RequestFacts
 from policies.filters import Rejection
 from policies.policy import Decision, Pipeline, Priced, Rejected
 from policies.registry import build_pipeline
 from policies.spec import PolicySpec
-from router.decision_record import MAX_LISTED, DecisionRecord, SettledRequest, Tried, record_of
-from router.ledger import Ledger
+from router.decision_record import DecisionRecord, record_of
+from router.exchange import Exchange, Outcome, Tried
+from router.grounds import MAX_LISTED, grounds_of
+from router.intake import Endpoint
+from router.keys import Principal
+from router.ledger import SLICE_RECORDS, Ledger
 from router.log_file import LogFile
+from router.sse import Usage
 from tests.policy_fleet import NOW_S, ROOMY, a_backend, a_request, choose, decoding
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "decision-record.md").read_text(encoding="utf-8")
 CANARY = "CANARY-7f3a"
+GENERATION: Any = SimpleNamespace(config_hash="c0ffee")
 GENEROUS_S = 20.0
 
 
@@ -42,16 +49,19 @@ def pipeline() -> Pipeline:
     return build_pipeline(PolicySpec(name="headrace"))
 
 
-def settled(decision: Decision | None = None, facts: RequestFacts | None = None, **given: Any) -> SettledRequest:
+def settled(decision: Decision | None = None, facts: RequestFacts | None = None, **given: Any) -> Exchange:
     """A streamed request that ended well, 2 s after its body had come."""
     fields: dict[str, Any] = {
-        "request_id": "r1", "endpoint": "/v1/chat/completions", "model": "m", "latency_class": "interactive",
-        "tenant": "search", "key_id": "search-1", "config_hash": "c0ffee", "status": 200, "outcome": "ok",
+        "endpoint": Endpoint.CHAT_COMPLETIONS, "request_id": "r1", "generation": GENERATION,
+        "principal": Principal("search-1", "search"), "status": 200, "outcome": Outcome.OK,
         "began_at_s": NOW_S - 0.25, "received_at_s": NOW_S, "ended_at_s": NOW_S + 2.0, "waited_s": 0.4,
         "overhead_s": 0.00012, "first_token_at_s": NOW_S + 0.5, "last_token_at_s": NOW_S + 1.9,
-        "prompt_tokens": 410, "generated_tokens": 15, "facts": facts, "decision": decision, "decided_at_s": NOW_S,
+        "usage": Usage(410, 15), "facts": facts,
     }
-    return SettledRequest(**{**fields, **given})
+    exchange = Exchange(**{**fields, **given})
+    if decision is not None:
+        exchange.decided(decision, NOW_S)
+    return exchange
 
 
 def a_decision(*names: str, facts: RequestFacts | None = None) -> Decision:
@@ -90,8 +100,9 @@ def a_ledger(path: Path) -> Iterator[Ledger]:
 def test_a_line_says_what_was_decided_why_and_what_came_of_it(ledger: Ledger, path: Path) -> None:
     facts = a_request(budget=ROOMY, stream=True, max_output_tokens=64)
     first, last = a_decision("a", "b", "c", facts=facts), a_decision("b", "c", facts=facts)
-    ledger.append(settled(last, facts, tried=(
-        Tried(first, FailureCause.CONNECT, NOW_S + 0.01, NOW_S + 0.11), Tried(last, None, NOW_S + 0.12, NOW_S + 2.0))))
+    ledger.append(settled(last, facts, tried=[
+        Tried("a", first.reason, first.price, FailureCause.CONNECT, NOW_S + 0.01, NOW_S + 0.11),
+        Tried("b", last.reason, last.price, None, NOW_S + 0.12, NOW_S + 2.0)]))
     assert ledger.close(GENEROUS_S)
     (line,) = lines_of(path)
 
@@ -100,7 +111,7 @@ def test_a_line_says_what_was_decided_why_and_what_came_of_it(ledger: Ledger, pa
     estimate = predict(facts, chosen, NOW_S)
     expected = {
         "v": 1, "time": "2027-01-15T08:00:02.000Z", "request_id": "r1", "tenant": "search", "key_id": "search-1",
-        "endpoint": "/v1/chat/completions", "model": "m", "latency_class": "interactive", "status": 200,
+        "endpoint": "/v1/chat/completions", "model": facts.model, "latency_class": "default", "status": 200,
         "outcome": "ok", "backend": "b", "policy": "headrace", "reason": last.reason, "price": last.price,
         "coefficients": "test", "config_hash": "c0ffee", "stream": True, "prompt_tokens_estimate": 400,
         "max_output_tokens": 64, "expected_output_tokens": 128,
@@ -128,8 +139,8 @@ def test_a_line_says_what_was_decided_why_and_what_came_of_it(ledger: Ledger, pa
 
 
 def test_a_request_that_was_never_decided_on_has_its_line(ledger: Ledger, path: Path) -> None:
-    ledger.append(settled(status=401, outcome="refused", tenant="", key_id="", received_at_s=0.0, overhead_s=None,
-                          first_token_at_s=None, last_token_at_s=None, prompt_tokens=None, generated_tokens=None))
+    ledger.append(settled(status=401, outcome=Outcome.REFUSED, principal=None, received_at_s=0.0, overhead_s=None,
+                          first_token_at_s=None, last_token_at_s=None, usage=None))
     ledger.close(GENEROUS_S)
     (line,) = lines_of(path)
     unknown = ("backend", "policy", "reason", "price", "coefficients", "stream", "prompt_tokens_estimate", "budget",
@@ -143,7 +154,7 @@ def test_a_request_that_was_never_decided_on_has_its_line(ledger: Ledger, path: 
 def test_nobody_to_serve_is_said_with_every_reason(ledger: Ledger, path: Path) -> None:
     decision = choose(pipeline(), a_request(), a_backend("a", health=Health(HealthState.UNHEALTHY)),
                       a_backend("b", context_tokens=10))
-    ledger.append(settled(decision, a_request(), status=503, outcome="no_backend"))
+    ledger.append(settled(decision, a_request(), status=503, outcome=Outcome.NO_BACKEND))
     ledger.close(GENEROUS_S)
     (line,) = lines_of(path)
     assert line["backend"] is None
@@ -159,14 +170,43 @@ def test_a_backend_without_coefficients_is_said_to_be_assumed() -> None:
 
 
 def test_numbers_that_json_does_not_know_are_null(ledger: Ledger, path: Path) -> None:
-    view = a_backend("a", drift=float("nan"))
+    view = a_backend("a")
     decision = Decision("p", view, "r", inf, (Priced(view, inf, (("x", inf),), inf),), (), "c0ffee")
     ledger.append(settled(decision, a_request()))
     ledger.close(GENEROUS_S)
     (line,) = lines_of(path)
     (entry,) = line["candidates"]
-    assert (line["price"], entry["price"], entry["terms"], entry["late_s"], entry["drift"]) == (
-        None, None, {"x": None}, None, None)
+    assert (line["price"], entry["price"], entry["terms"], entry["late_s"]) == (None, None, {"x": None}, None)
+
+
+def test_the_grounds_of_a_stream_are_packed_and_nothing_of_them_is_lost(ledger: Ledger, path: Path) -> None:
+    facts = a_request(budget=ROOMY, stream=True)
+    decision = a_decision("a", "b", "c", "d", facts=facts)
+    whole, light = settled(decision, facts), settled(decision, facts)
+    light.packed_grounds = grounds_of(decision, facts, NOW_S).packed()
+    light.decision = None
+    ledger.append(whole)
+    ledger.append(light)
+    ledger.close(GENEROUS_S)
+    first, second = lines_of(path)
+    assert first == second
+    assert len(light.packed_grounds) < len(json.dumps(first["candidates"])) / 2
+
+
+def test_a_candidate_that_needed_no_prediction_has_none_unless_the_policy_predicts_nothing() -> None:
+    facts = a_request(budget=ROOMY)
+    views = [decoding(name, 2) for name in "abc"]
+    estimate = predict(facts, views[0], NOW_S)
+
+    def ttfts(*estimates: Estimate | None) -> list[float | None]:
+        priced = tuple(Priced(view, 1.0, (), 0.0, known) for view, known in zip(views, estimates, strict=True))
+        grounds = grounds_of(Decision("p", views[1], "r", 1.0, priced, (), "h"), facts, NOW_S)
+        assert grounds.expected is not None
+        return [entry.ttft_s for entry in grounds.candidates]
+
+    all_known = [predict(facts, view, NOW_S).ttft_s for view in views]
+    assert ttfts(estimate, None, None) == [all_known[0], all_known[1], None]
+    assert ttfts(None, None, None) == all_known
 
 
 def test_a_large_fleet_does_not_make_a_large_line() -> None:
@@ -185,7 +225,7 @@ def test_a_large_fleet_does_not_make_a_large_line() -> None:
 def test_the_page_has_one_row_for_each_field_and_none_that_is_gone(ledger: Ledger, path: Path) -> None:
     facts = a_request(budget=ROOMY)
     decision = a_decision("a", "b", facts=facts)
-    ledger.append(settled(decision, facts, tried=(Tried(decision, None, NOW_S, NOW_S + 1.0),)))
+    ledger.append(settled(decision, facts, tried=[Tried("a", "r", 1.0, None, NOW_S, NOW_S + 1.0)]))
     ledger.close(GENEROUS_S)
     (line,) = lines_of(path)
 
@@ -209,7 +249,7 @@ def test_no_line_holds_a_key_an_address_a_label_or_anything_of_the_request(ledge
                      health=Health(HealthState.HEALTHY, detail=CANARY))
     facts = replace(a_request(budget=ROOMY), session_key=CANARY, tried=(CANARY,))
     decision = choose(pipeline(), facts, view)
-    ledger.append(settled(decision, facts, tried=(Tried(decision, "connect", 1.0, 2.0),)))
+    ledger.append(settled(decision, facts, tried=[Tried("a", decision.reason, 1.0, "connect", 1.0, 2.0)]))
     ledger.close(GENEROUS_S)
     assert decision.chosen is view
     text = path.read_text()
@@ -296,11 +336,46 @@ def test_a_record_that_cannot_be_encoded_costs_only_itself(
     assert len(caplog.records) == 1
 
 
-def test_appending_does_not_touch_the_disk_and_is_cheaper_than_writing(path: Path) -> None:
+class Loop:
+    """The turns of an event loop, taken by hand."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], None]] = []
+
+    def later(self, what: Callable[[], None]) -> None:
+        self.asked.append(what)
+
+    def turn(self) -> None:
+        asked, self.asked = self.asked, []
+        for what in asked:
+            what()
+
+
+def test_appending_makes_no_line_and_a_turn_of_the_loop_makes_a_slice(path: Path) -> None:
+    loop = Loop()
+    ledger = Ledger(path, later=loop.later)
+    for number in range(3 * SLICE_RECORDS + 1):
+        ledger.append(settled(request_id=f"r{number}"))
+    assert len(loop.asked) == 1
+    assert len(ledger._queue) == ledger.waiting == 3 * SLICE_RECORDS + 1
+    turns = 0
+    while loop.asked:
+        before = len(ledger._queue)
+        loop.turn()
+        turns += 1
+        assert before - len(ledger._queue) <= SLICE_RECORDS
+    assert turns == 4
+    until(lambda: ledger.written == 3 * SLICE_RECORDS + 1)
+    ledger.append(settled(request_id="last"))
+    assert ledger.close(GENEROUS_S)  # whose turn never came
+    assert [line["request_id"] for line in lines_of(path)] == [
+        *(f"r{number}" for number in range(3 * SLICE_RECORDS + 1)), "last"]
+
+
+def test_appending_is_cheaper_than_making_a_line(path: Path) -> None:
     decision, facts = a_decision(*(f"b{number}" for number in range(8))), a_request(budget=ROOMY)
-    ledger = Ledger(path, queue_records=100_000)
-    ledger.close(GENEROUS_S)
-    record = settled(decision, facts)
+    ledger = Ledger(path, queue_records=100_000, later=Loop().later)
+    exchange = settled(decision, facts)
     encode = msgspec.json.Encoder().encode
 
     def seconds(work: Any) -> float:
@@ -312,10 +387,8 @@ def test_appending_does_not_touch_the_disk_and_is_cheaper_than_writing(path: Pat
             best = min(best, time.perf_counter() - began)
         return best
 
-    ledger._ended = False  # the queue alone, without the thread
-    appending = seconds(lambda: ledger.append(record))
-    assert ledger.waiting == 1500
-    assert appending * 5 < seconds(lambda: encode(record_of(record, 0.0)))
+    assert seconds(lambda: ledger.append(exchange)) * 5 < seconds(lambda: encode(record_of(exchange, 0.0)))
+    assert ledger.close(GENEROUS_S)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

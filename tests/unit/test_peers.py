@@ -12,7 +12,7 @@ from router.errors import ApiError
 from router.fleet import Fleet
 from router.keys import Principal
 from router.peers import STALE_S, Peers, is_alive
-from router.shared import Header, RowState, Table
+from router.shared import CLASSES, Header, RowState, Table
 from router.shared_limits import SharedInFlight, SharedParallel
 
 RULES = HealthRules(silent_failures_to_eject=2, base_ejection_s=5.0, trial_successes=1, slow_start_s=10.0)
@@ -178,13 +178,13 @@ def leader_index(worker: Worker) -> int:
 
 def test_a_dead_row_that_nobody_cleared_is_void_once_it_is_stale(workers: list[Worker], clock: Clock) -> None:
     workers[1].fleet.backends["a"].lease(10).__enter__()
-    workers[1].in_flight.enter()
+    workers[1].in_flight.admit("batch")
     assert workers[0].fleet.view().backends[0].in_flight_requests == 1
     workers[1].peers.own.header[Header.PID] = 2**22 + 1  # no such process
     clock.now += STALE_S + 0.1
     workers[0].peers.tick()
     assert workers[0].fleet.view().backends[0].in_flight_requests == 0
-    assert workers[0].in_flight.total() == 0
+    assert workers[0].in_flight.by_class() == {}
     assert not is_alive(2**22 + 1)
     assert is_alive(os.getpid())
 
@@ -215,16 +215,39 @@ def test_a_newcomer_begins_where_the_leader_stands(workers: list[Worker], table:
     assert live.slot == first.fleet.backends["c"].slot
 
 
-def test_requests_held_are_summed_over_all(workers: list[Worker], table: Table) -> None:
+def test_requests_admitted_are_summed_over_all_by_class(workers: list[Worker], table: Table) -> None:
     for worker, count in zip(workers, (1, 2, 3), strict=True):
         worker.peers.tick()
+        worker.in_flight.know(["chat", "batch"])
+        worker.in_flight.admit("batch")
         for _ in range(count):
-            worker.in_flight.enter()
-    assert [worker.in_flight.total() for worker in workers] == [6, 6, 6]
-    workers[2].in_flight.leave()
+            worker.in_flight.admit("chat")
+    assert [worker.in_flight.by_class() for worker in workers] == [{"chat": 6, "batch": 3}] * 3
+    workers[2].in_flight.give_back("chat")
     table.clear(1)
     workers[0].peers.tick()
-    assert workers[0].in_flight.total() == 3
+    assert workers[0].in_flight.by_class() == {"chat": 3, "batch": 2}
+
+
+def test_a_class_that_only_a_sibling_has_counts_all_the_same(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.peers.tick()
+        worker.in_flight.know(["chat"])
+    workers[0].in_flight.admit("chat")
+    workers[1].in_flight.admit("removed by a reload")
+    counts = workers[0].in_flight.by_class()
+    assert (counts["chat"], sum(counts.values())) == (1, 2)
+
+
+def test_there_is_room_for_many_classes_and_none_beyond_it_is_lost_here(workers: list[Worker]) -> None:
+    names = [f"class-{number}" for number in range(CLASSES + 5)]
+    for worker in workers[:2]:
+        worker.peers.tick()
+        worker.in_flight.know(names)
+    for name in names:
+        workers[0].in_flight.admit(name)
+    assert sum(workers[0].in_flight.by_class().values()) == CLASSES + 5
+    assert sum(workers[1].in_flight.by_class().values()) == CLASSES
 
 
 def test_a_keys_limit_holds_over_all(workers: list[Worker], table: Table) -> None:

@@ -28,7 +28,7 @@ def test_a_decision_says_why() -> None:
     assert name_of(decision) == "b"
     assert decision.policy == "cheapest_feasible"
     assert decision.config_hash == "c0ffee"
-    assert decision.reason.startswith("cheapest price=0.000")
+    assert decision.reason.startswith("cheapest price=9.5e-05")
     assert decision.reason.endswith(" of 2")
     assert words(decision) == {"c": Rejection.OTHER_MODEL}
     assert [priced.backend.spec.name for priced in decision.candidates] == ["a", "b"]

@@ -11,7 +11,16 @@ from policies.facts import RequestFacts
 from policies.pickers.chance_constrained import ChanceConstrained
 from policies.pickers.cheapest import Cheapest
 from policies.prices.drain_time import DrainTime
-from policies.registry import BUILT_IN, PartSpec, PolicyError, PolicySpec, Registry, build_learner, build_pipeline, describe
+from policies.registry import (
+    BUILT_IN,
+    PartSpec,
+    PolicyError,
+    PolicySpec,
+    Registry,
+    build_learner,
+    build_pipeline,
+    describe,
+)
 from policies.spec import setting
 from tests.policy_fleet import a_backend, a_request, choose
 
@@ -83,7 +92,8 @@ def test_a_preset_with_one_part_replaced() -> None:
      "must be at least 1, got 0"),
     (PolicySpec(picker=PartSpec("cheapest", {"first_request": 1})), ("picker", "first_request"),
      "must be true or false, got 1"),
-    (PolicySpec("cheapest_feasible", settings={"explore_share": 2}), ("settings", "explore_share"), "must be at most 1, got 2"),
+    (PolicySpec("cheapest_feasible", settings={"explore_share": 2}), ("settings", "explore_share"),
+     "must be at most 1, got 2"),
     (PolicySpec(settings={"margin": "two"}), ("settings", "margin"), "must be a finite number, got 'two'"),
     (PolicySpec("p2c", settings={"explore_share": 0.1}), ("settings", "explore_share"),
      "no part of this policy has a setting 'explore_share'"),
@@ -148,9 +158,8 @@ def test_describe_has_a_row_for_everything() -> None:
         assert row.doc.endswith(".")
         assert all(each.doc and each.type in ("float", "int", "bool", "str") for each in row.settings)
     preset = {each.name: each.default for each in rows["preset", "headrace"].settings}
-    assert preset == {"margin": None, "floor_bits": 0.0, "reference_batch": 32, "crowding_limit": 0.05,
-                      "value_ratio": 25.0, "stickiness": 1.05, "patience_ttft_s": 10.0, "patience_inter_token_s": 0.25,
-                      "first_request": True, "sample": 64}
+    assert preset == {"margin": None, "floor_bits": 0.0, "reference_batch": 32, "miss_value": 7.0, "stickiness": 1.05,
+                      "patience_ttft_s": 10.0, "patience_inter_token_s": 0.25, "first_request": True, "sample": 64}
 
 
 @pytest.mark.parametrize("name", list(BUILT_IN.presets))

@@ -329,13 +329,11 @@ def test_a_request_carries_the_size_that_its_answer_will_teach_from() -> None:
     messages, tools = [{"role": "user", "content": "今天天气很好"}], [{"type": "function", "function": {"name": "f"}}]
     body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
     ratios = PromptRatios()
-    request = read_request(Endpoint.CHAT_COMPLETIONS, "r", {}, body, vocabulary, {}, tenant="t", ratios=ratios)
-    assert request.prompt_size is not None
+    request = read_request(Endpoint.CHAT_COMPLETIONS, "r", {}, body, vocabulary, ratios, tenant="t")
     assert request.facts.prompt_tokens == round(request.prompt_size.base_tokens)
     assert request.prompt_size.base_tokens == pytest.approx(
         0.26 * (len(json.dumps(messages)) - 36 + len(json.dumps(tools))) + 0.69 * 6)
     for _ in range(50):
         ratios.observe("m", "t", request.prompt_size, 2 * request.facts.prompt_tokens)
-    again = read_request(Endpoint.CHAT_COMPLETIONS, "r", {}, body, vocabulary, {}, tenant="t", ratios=ratios)
+    again = read_request(Endpoint.CHAT_COMPLETIONS, "r", {}, body, vocabulary, ratios, tenant="t")
     assert again.facts.prompt_tokens == pytest.approx(2 * request.facts.prompt_tokens, rel=0.25)
-    assert read_request(Endpoint.CHAT_COMPLETIONS, "r", {}, body, vocabulary, {}).prompt_size is None

@@ -12,6 +12,7 @@ from router.config_sections import TimeoutsSection
 from router.errors import ApiError
 from router.generation import lengthened_timeouts, phase_timeouts
 from router.intake import Endpoint, InferenceRequest, LatencyClass, PhaseTimeouts, Vocabulary, read_request
+from router.prompt_ratios import PromptRatios
 
 TIMEOUTS = TimeoutsSection()
 
@@ -37,7 +38,7 @@ def read(
 ) -> InferenceRequest:
     raw_headers = {name.encode(): value.encode("latin-1") for name, value in (headers or {}).items()}
     body = body or json.dumps({"model": "m", "messages": [], **members}).encode()
-    return read_request(Endpoint.CHAT_COMPLETIONS, "r", raw_headers, body, VOCABULARY, {}, tenant=tenant)
+    return read_request(Endpoint.CHAT_COMPLETIONS, "r", raw_headers, body, VOCABULARY, PromptRatios(), tenant=tenant)
 
 
 def refusal(headers: dict[str, str] | None = None, **members: Any) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def test_timeouts_of_the_fleet_file_stand_whatever_a_request_wishes() -> None:
 def test_without_a_rule_for_it_the_class_timeouts_stand() -> None:
     plain = Vocabulary(VOCABULARY.models, VOCABULARY.latency_classes, "interactive")
     body = b'{"model":"m","messages":[]}'
-    request = read_request(Endpoint.CHAT_COMPLETIONS, "r", {b"x-slo-ttft-ms": b"60000"}, body, plain, {})
+    request = read_request(Endpoint.CHAT_COMPLETIONS, "r", {b"x-slo-ttft-ms": b"60000"}, body, plain, PromptRatios())
     assert request.timeouts is VOCABULARY.latency_classes["interactive"].timeouts
 
 

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from backends.upstream import (
-    HIGH_WATER_BYTES,
-    MAX_HEAD_BYTES,
-    PoolLimits,
-    UpstreamError,
-    UpstreamFault,
-    UpstreamPool,
-)
+from backends.upstream import MAX_HEAD_BYTES, PoolLimits, UpstreamError, UpstreamFault, UpstreamPool
+from tests.upstream_client import AwaitedCall
+from tests.upstream_client import post as send
 
 pytestmark = pytest.mark.anyio
-PATH = b"/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -105,18 +99,11 @@ async def engine(script: Script) -> AsyncIterator[Engine]:
         await asyncio.gather(*state.open, return_exceptions=True)
 
 
-def in_s(seconds: float) -> float:
-    return asyncio.get_running_loop().time() + seconds
-
-
-async def post(
-    pool: UpstreamPool, body: bytes = b"{}", *, head_s: float = 5.0, read_s: float = 5.0
-) -> tuple[int, bytes]:
+async def post(pool: UpstreamPool, body: bytes = b"{}", **options: Any) -> tuple[int, bytes]:
     """One exchange to its end."""
-    async with await pool.post(
-        PATH, (), ((b"x-a", b"b"),), body, connect_timeout_s=5.0, head_deadline_s=in_s(head_s)
-    ) as response:
-        return response.status, await response.read_all(in_s(read_s), 64 * 1024 * 1024)
+    call = send(pool, body, lines=b"x-a: b\r\n", **options)
+    await call.whole()
+    return call.status, call.body
 
 
 async def fault_of(pool: UpstreamPool, **options: Any) -> UpstreamFault:
@@ -348,10 +335,13 @@ async def test_a_connection_that_is_lost_before_it_is_used_is_a_reset() -> None:
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        connection = await pool._connect(5.0)
+        connection = await pool.connect(5.0)
         await asyncio.sleep(0.05)
+        call = AwaitedCall()
+        call._connection = connection
+        connection.send(call, b"POST / HTTP/1.1\r\n\r\n", asyncio.get_running_loop().time() + 1)
         with pytest.raises(UpstreamError) as caught:
-            await pool._exchange(connection, b"POST / HTTP/1.1\r\n\r\n", in_s(1))
+            await call.whole()
         assert caught.value.fault is UpstreamFault.RESET
         assert pool.active_connections == 0
 
@@ -475,11 +465,7 @@ async def test_progress_moves_the_deadline() -> None:
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
-            received = b""
-            while data := await response.read(in_s(0.3)):  # in all it takes longer than this
-                received += data
-        assert received == b"x" * 10
+        assert await post(pool, read_s=0.3) == (200, b"x" * 10)  # in all it takes longer than this
 
 
 async def test_a_backend_that_is_given_up_frees_who_waits_for_it_and_no_one_else() -> None:
@@ -497,7 +483,8 @@ async def test_a_backend_that_is_given_up_frees_who_waits_for_it_and_no_one_else
 
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        response = await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5))
+        begun = send(pool)
+        await begun.began.wait()
         waiting = [asyncio.create_task(post(pool)) for _ in range(3)]
         for _ in waiting:
             await arrived.get()
@@ -507,17 +494,17 @@ async def test_a_backend_that_is_given_up_frees_who_waits_for_it_and_no_one_else
             with pytest.raises(UpstreamError) as caught:
                 await task
             assert caught.value.fault is UpstreamFault.DECLARED_DOWN
-        assert await response.read_all(in_s(5), 100) == b"ab"
-        response.close()
+        assert await begun.whole() == b"ab"
 
 
 async def test_a_body_over_the_callers_limit_is_refused() -> None:
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
     async with engine(always(answer)) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
-            with pytest.raises(UpstreamError) as caught:
-                await response.read_all(in_s(5), 999_999)
+        call = AwaitedCall()
+        call.max_bytes = 999_999
+        with pytest.raises(UpstreamError) as caught:
+            await send(pool, call=call).whole()
         assert caught.value.fault is UpstreamFault.PROTOCOL
         assert pool.active_connections == 0
 
@@ -578,8 +565,9 @@ async def test_p27_two_thousand_cancels_in_any_phase_leak_nothing() -> None:
         async def worker() -> None:
             for _ in range(100):
                 task = asyncio.create_task(post(pool))
-                await asyncio.sleep(rng.uniform(0, 0.008))
-                task.cancel()
+                if rng.random() < 0.8:
+                    await asyncio.sleep(rng.uniform(0, 0.008))
+                    task.cancel()
                 try:
                     assert await task == (200, b"ok")
                     ends["done"] += 1
@@ -596,7 +584,7 @@ async def test_p27_two_thousand_cancels_in_any_phase_leak_nothing() -> None:
         await server.all_gone()
 
 
-async def test_a_reader_that_falls_behind_stops_the_backend() -> None:
+async def test_a_call_that_pauses_stops_the_backend() -> None:
     sent = 0
 
     async def script(peer: Peer) -> None:
@@ -609,17 +597,96 @@ async def test_a_reader_that_falls_behind_stops_the_backend() -> None:
             sent += 0x10000
         await peer.send(b"0\r\n\r\n")
 
+    class Slow(AwaitedCall):
+        received = 0
+
+        def on_body(self, data: bytes) -> None:
+            self.received += len(data)
+            if self.pieces == 0:
+                self.pause()
+            self.pieces += 1
+
     async with engine(script) as server:
         pool = UpstreamPool(server.url)
-        async with await pool.post(PATH, (), (), b"", connect_timeout_s=5, head_deadline_s=in_s(5)) as response:
-            before = -1
-            while before != sent:  # until it has come to a stand
-                before = sent
-                await asyncio.sleep(0.2)
-            assert sent < 32 * 1024 * 1024
-            assert response._connection._buffered_bytes < HIGH_WATER_BYTES + 1024 * 1024
-            received = 0
-            while data := await response.read(in_s(5)):
-                received += len(data)
-        assert received == sent == 64 * 1024 * 1024
+        call = Slow()
+        send(pool, call=call, head_s=60)
+        before = -1
+        while before != sent or not sent:  # until it has come to a stand
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < 32 * 1024 * 1024
+        assert call.received < 1024 * 1024
+        call.resume()
+        await call.whole()
+        assert call.received == sent == 64 * 1024 * 1024
         assert pool.idle_connections == 1
+
+
+async def test_a_connection_whose_answer_ends_while_it_is_paused_reads_again_for_the_next() -> None:
+    class Paused(AwaitedCall):
+        def on_body(self, data: bytes) -> None:
+            super().on_body(data)
+            self.pause()
+
+    async with engine(always(OK)) as server:
+        pool = UpstreamPool(server.url)
+        for _ in range(3):
+            assert await send(pool, call=Paused()).whole() == b"ok"
+        assert server.connections == 1
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["on_head", "on_body", "on_end", "on_failure"])
+async def test_a_hook_that_raises_ends_its_call_alone(hook: str) -> None:
+    class Crashing(AwaitedCall):
+        """Raises in one of its hooks."""
+
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError(hook)
+
+    setattr(Crashing, hook, crash)
+
+    async def script(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.send(OK if hook != "on_failure" or peer.number else b"nonsense\r\n\r\n")
+
+    async with engine(script) as server:
+        pool = UpstreamPool(server.url)
+        call = send(pool, call=Crashing())
+        with pytest.raises(ZeroDivisionError, match=hook):
+            await call.whole()
+        assert pool.active_connections == 0
+        assert await post(pool) == (200, b"ok")
+
+
+@pytest.mark.parametrize("hook", ["on_head", "on_body", "on_end"])
+async def test_a_call_may_leave_in_each_hook_and_hears_no_more(hook: str) -> None:
+    heard: list[str] = []
+
+    class Leaving(AwaitedCall):
+        """Leaves in one of its hooks."""
+
+    def listen(name: str) -> Callable[..., None]:
+        def told(self: AwaitedCall, *_: object) -> None:
+            heard.append(name)
+            if name == hook:
+                self.leave()
+
+        return told
+
+    names = ["on_head", "on_body", "on_end", "on_failure", "on_crash"]
+    for name in names:
+        setattr(Leaving, name, listen(name))
+    async with engine(always(OK)) as server:
+        pool = UpstreamPool(server.url)
+        send(pool, call=Leaving())
+        async with asyncio.timeout(5):
+            while hook not in heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert heard == names[: names.index(hook) + 1]
+        assert pool.active_connections == 0
+        assert pool.idle_connections == (1 if hook == "on_end" else 0)
