@@ -70,7 +70,7 @@ def _table(rows: Sequence[Row]) -> Table:
             + _between(compared.in_budget_minus_ours_ci, 100, 1),
             _percent(figures.late), _percent(figures.shed), _percent(figures.lost),
             _number(figures.cost_per_1k_in_budget),
-            "" if not number else _number(compared.cost_over_ours) + _between(compared.cost_over_ours_ci, 1, 2),
+            "" if not number else _ratio(compared.cost_over_ours) + _between(compared.cost_over_ours_ci, 1, 2),
             _time(figures.ttft_p50_s), _time(figures.ttft_p99_s), _time(figures.itl_p99_s),
             "/".join(f"{100 * share:.0f}" for share in figures.shares.values()),
             style="bold" if not number else None)
@@ -82,7 +82,7 @@ def verdict_line(ours: str, verdict: Verdict) -> str:
     word = {True: "met   ", False: "MISSED", None: "?     "}[verdict.met]
     return (f"goal {word} {ours} beside {verdict.best_other}, the best of the others: in budget "
             f"{100 * verdict.ahead:+.1f} points{_between(verdict.ahead_ci, 100, 1)}, cost × "
-            f"{_number(verdict.cost_ratio)}{_between(verdict.cost_ratio_ci, 1, 2)}")
+            f"{_ratio(verdict.cost_ratio)}{_between(verdict.cost_ratio_ci, 1, 2)}")
 
 
 def _between(interval: Interval | None, factor: float, digits: int) -> str:
@@ -97,6 +97,10 @@ def _percent(value: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _time(value: float | None) -> str:
