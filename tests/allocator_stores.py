@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-import pwd
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,35 +39,34 @@ def postgres_folder() -> Path | None:
 
 
 @contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """A server on loopback with its data in a folder of its own; yields the address of a database."""
     programs = postgres_folder()
     assert programs is not None
-    # The server refuses to run as root.
-    user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    data, port = folder / "postgres", free_port()
-    data.mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        shutil.chown(data, user)
-        for parent in folder.parents:       # pytest's folders are for their owner alone
-            if parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-                parent.chmod(parent.stat().st_mode | 0o011)
-        folder.chmod(folder.stat().st_mode | 0o011)
-    settings = ["listen_addresses=127.0.0.1", f"port={port}", f"unix_socket_directories={data}", "fsync=off",
+    # The server refuses to run as root, and pytest's folders are for their owner alone.
+    user = "nobody" if os.geteuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="headrace-postgres-", dir="/tmp"))
+    if user is not None:
+        shutil.chown(folder, user)
+    data, port = folder / "data", free_port()
+    settings = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "fsync=off",
                 "max_connections=20", "shared_buffers=16MB"]
 
-    def run(*command: str) -> None:
-        done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}"
+    def run(program: str, *arguments: str) -> None:
+        done = subprocess.run([str(programs / program), "-D", str(data), *arguments], user=user, cwd="/",
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
 
-    run(str(programs / "initdb"), "-D", str(data), "-U", "headrace", "-A", "trust", "--no-sync", "-E", "UTF8",
-        "--locale=C")
-    options = " ".join(f"-c {setting}" for setting in settings)
-    run(str(programs / "pg_ctl"), "-D", str(data), "-l", str(data / "log"), "-o", options, "-w", "-t", "60", "start")
     try:
-        yield f"postgresql://headrace@127.0.0.1:{port}/postgres"
+        run("initdb", "-U", "headrace", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        run("pg_ctl", "-l", str(folder / "log"), "-o", " ".join(f"-c {setting}" for setting in settings), "-w", "-t",
+            "60", "start")
+        try:
+            yield f"postgresql://headrace@127.0.0.1:{port}/postgres"
+        finally:
+            run("pg_ctl", "-m", "immediate", "-w", "stop")
     finally:
-        run(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder)
 
 
 def lead(database: Engine, holder: str = "a", ttl_s: float = 0.0) -> Term:

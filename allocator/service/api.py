@@ -8,6 +8,7 @@ as a bridge.
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -269,9 +270,21 @@ def _admit(request: Request, token: str | None) -> None:
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             raise ApiError(401, "unauthorized", "The token is missing or wrong. Send it as 'Authorization: Bearer "
                                                 "<token>'.")
+    elif not _names_an_address(request.headers.get("host", "")):
+        raise ApiError(403, "foreign_host", "Without a token, only an address or localhost is taken as Host.")
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
         raise ApiError(403, "foreign_origin", "Web pages of elsewhere are not let in.")
+
+
+def _names_an_address(host: str) -> bool:
+    """A web page that had its own name point here could otherwise pass for one of ours (DNS rebinding)."""
+    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
 
 
 async def _body(request: Request, model: type[Model]) -> Model:

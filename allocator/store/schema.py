@@ -8,6 +8,8 @@
 A commit is on the disk before anything is done about it: SQLite with `synchronous = FULL`, PostgreSQL by its default.
 """
 
+import contextlib
+import os
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -104,6 +106,7 @@ def open_database(url: str) -> Engine:
         raise StoreError(f"{shown}: the driver {error.name} is not installed; pip install 'headrace[postgres]'"
                          ) from error
     if address.get_backend_name() == "sqlite":
+        _make_private(address)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     try:
@@ -133,6 +136,13 @@ def _options(address: URL) -> dict[str, Any]:
     return {"pool_pre_ping": True, "pool_size": 3, "connect_args": {
         "connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
         "options": "-c statement_timeout=10000 -c lock_timeout=5000"}}
+
+
+def _make_private(address: URL) -> None:
+    """Requests are kept whole, and somebody will put a secret into one: the file is for its owner alone."""
+    if address.database:
+        with contextlib.suppress(OSError):      # SQLite says it better
+            os.close(os.open(address.database, os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner, Result
 
+from headrace import cli
 from tests.allocator_processes import FOREVER, AllocatorProcess, allocator, document, python, sweep
 from tests.processes import ask, until
 
@@ -31,14 +34,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AllocatorProce
         process.check_journal()
 
 
-def headrace(running: AllocatorProcess, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "headrace", *arguments], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "HEADRACE_ALLOCATOR": running.url}, check=False)
+def headrace(running: AllocatorProcess | str, *arguments: str, **environment: str) -> Result:
+    """One command, in this process: a new one for each takes a second."""
+    url = running if isinstance(running, str) else running.url
+    return CliRunner().invoke(cli.app, list(arguments), env={"HEADRACE_ALLOCATOR": url, **environment})
 
 
 def as_json(running: AllocatorProcess, *arguments: str) -> Any:
     done = headrace(running, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -91,7 +95,13 @@ def test_a_web_page_of_elsewhere_is_not_let_in(running: AllocatorProcess) -> Non
     assert raw(running, "POST", "/v1/jobs", body, content_type="text/plain")[0] == 415
     status, found = raw(running, "POST", "/v1/jobs", body, content_type="application/json", origin="http://evil.test")
     assert (status, found["error"]["code"]) == (403, "foreign_origin")
+    # Its own name may point here (DNS rebinding); then origin and host agree, but the host is a name.
+    status, found = raw(running, "POST", "/v1/jobs", body, content_type="application/json", host="evil.test:8082",
+                        origin="http://evil.test:8082")
+    assert (status, found["error"]["code"]) == (403, "foreign_host")
     assert raw(running, "GET", "/v1/jobs", origin=running.url)[0] == 200
+    assert raw(running, "GET", "/v1/jobs", host="localhost:8082")[0] == 200
+    assert raw(running, "GET", "/v1/jobs", host="[::1]:8082")[0] == 200
     assert running.ask("/v1/jobs/evil")[0] == 404
 
 
@@ -129,6 +139,24 @@ def test_cordoned_devices_start_nothing_until_they_are_let_go(running: Allocator
     assert running.get("/v1/jobs/pair/why")["code"] == "over"
 
 
+def test_the_file_is_read_again_on_request_and_on_sighup(running: AllocatorProcess) -> None:
+    version = running.get("/v1/config")["version"]
+    running.document["rules"]["warn_before_s"] = 7.0
+    text = json.dumps(running.document) + "\n"
+    status, found = running.ask("/v1/reload?dry_run=1", "POST")
+    assert (status, found["changed"]) == (200, False)
+    running.file.write_text(text)       # the watch may be faster: either way it is taken over
+    running.send_signal(signal.SIGHUP)
+    until(lambda: running.get("/v1/config")["version"] != version, "the file to be taken over")
+    status, found = running.ask("/v1/reload", "POST")
+    assert (status, found["ok"], found["changed"]) == (200, True, False)
+    running.file.write_text("version: 2\n")
+    status, found = running.ask("/v1/reload?dry_run=1", "POST")
+    assert status == 422
+    assert any("must be 1" in problem for problem in found["problems"])
+    running.file.write_text(text)
+
+
 def test_the_metrics_tell_of_what_is_there(running: AllocatorProcess) -> None:
     page = ask(running.url, "/metrics")[1].decode()
     samples = {(sample.name, *sorted(sample.labels.values())): sample.value
@@ -151,7 +179,7 @@ def test_jobs_are_submitted_shown_and_cancelled(running: AllocatorProcess, tmp_p
     file = tmp_path / "job.yaml"
     file.write_text("name: from-file\nqueue: q\ncards: [k80]\ngang: 64\ncommand: [sleep, '100']\n")
     assert as_json(running, "jobs", "submit", str(file))["job"] == "from-file"
-    assert headrace(running, "jobs", "submit", str(file)).returncode == 0
+    assert headrace(running, "jobs", "submit", str(file)).exit_code == 0
     listed = as_json(running, "jobs", "list", "--history")
     assert {job["job"] for job in listed["jobs"]} >= {"from-file", "huge", "lent"}
     assert any(move["job"] == "lent" and move["became"] == "running" for move in listed["history"])
@@ -168,7 +196,7 @@ def test_a_wrong_job_file_is_said_with_its_lines(running: AllocatorProcess, tmp_
     file = tmp_path / "job.yaml"
     file.write_text("name: wrong\nqueue: q\ncards: k80\ngangs: 2\ncommand: [sleep]\n")
     done = headrace(running, "jobs", "submit", str(file))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert f"{file}:3:1  cards  must be a list" in done.stderr
     assert f'{file}:4:1  gangs  unknown setting (did you mean "gang"?)' in done.stderr
 
@@ -199,7 +227,7 @@ def test_top_draws_one_frame(running: AllocatorProcess) -> None:
 
 def test_a_recall_by_hand(running: AllocatorProcess) -> None:
     (loan,) = running.loans()
-    assert headrace(running, "recall", loan, "--deadline", "1").returncode == 1
+    assert headrace(running, "recall", loan, "--deadline", "1").exit_code == 1
     found = as_json(running, "recall", "inference", "--replicas", "1", "--deadline", "30")
     assert [one["loan"] for one in found["recalled"]] == [loan]
     until(lambda: running.steps_of_loan(loan)[-1] == "returned" or "returned" in running.steps_of_loan(loan),
@@ -212,9 +240,8 @@ def test_a_recall_by_hand(running: AllocatorProcess) -> None:
     ["loans", "--history"], ["recall", "x"], ["quota"], ["top", "--once"],
 ])
 def test_without_an_allocator_every_command_says_so_in_one_line(command: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "headrace", *command, "--allocator", "http://127.0.0.1:9"],
-                          capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = headrace("http://127.0.0.1:9", *command)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "is `headrace allocate` running?" in done.stderr
 
@@ -233,10 +260,9 @@ def test_with_a_token_nobody_comes_in_without_it(tmp_path: Path) -> None:
             assert raw(process, "GET", "/v1/jobs", authorization="Bearer wrong")[0] == 401
             assert raw(process, "GET", "/v1/jobs", authorization="Bearer s3cret")[0] == 200
             assert ask(process.url, "/health")[0] == 200
-            done = subprocess.run(
-                [sys.executable, "-m", "headrace", "pools", "--json", "--allocator", process.url], capture_output=True,
-                text=True, timeout=60, env={**os.environ, "HEADRACE_ALLOCATOR_TOKEN": "s3cret"}, check=False)
+            done = headrace(process, "pools", "--json", HEADRACE_ALLOCATOR_TOKEN="s3cret")
             assert json.loads(done.stdout)["pools"]
+            assert "The token is missing or wrong" in headrace(process, "pools").stderr
     finally:
         sweep(tmp_path / "state")
 

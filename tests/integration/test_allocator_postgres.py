@@ -37,9 +37,9 @@ LEASE_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     pytest.importorskip("psycopg", reason="needs the extra `postgres`")
-    with postgres(tmp_path_factory.mktemp("server")) as url:
+    with postgres() as url:
         yield url
 
 
@@ -100,8 +100,9 @@ def test_two_candidates_at_once_get_one_term(database: Engine) -> None:
             assert len(set(terms)) == len(terms)
 
 
-def test_a_server_that_is_gone_is_a_store_error(tmp_path: Path) -> None:
-    with postgres(tmp_path) as url:
+def test_a_server_that_is_gone_is_a_store_error() -> None:
+    pytest.importorskip("psycopg", reason="needs the extra `postgres`")
+    with postgres() as url:
         engine = open_database(url)
         term = lead(engine)
     with pytest.raises(StoreError):

@@ -272,6 +272,13 @@ def test_commits_of_sqlite_are_on_the_disk(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
 
 
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    past, database = a_past(1, 3), sqlite(tmp_path)
+    write(Journal(database), lead(database), past)
+    assert {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()} == {
+        "a.db": 0, "a.db-wal": 0, "a.db-shm": 0}
+
+
 def test_world_time_goes_on_from_the_last_write(tmp_path: Path) -> None:
     """A wall clock set back by an hour lengthens no deadline; within one boot the even clock stands."""
     past, database = a_past(1, 5), sqlite(tmp_path)
