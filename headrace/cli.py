@@ -155,7 +155,8 @@ def sim(
     from loadtest.sim.command import SimOptions, run
 
     options = SimOptions(
-        scenarios=of if what in ("capacity", "lending") else what, pool=pool, policies=tuple(filter(None, policies.split(","))),
+        scenarios=of if what in ("capacity", "lending") else what, pool=pool,
+        policies=tuple(filter(None, policies.split(","))),
         seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, jobs=jobs, trace_dir=trace_dir, html=html, json=json,
         bound=bound, timing=timing, target=target, rates=rates)
     raise typer.Exit(run(what, options))

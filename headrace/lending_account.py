@@ -80,7 +80,7 @@ class Account:
     """Of the training job, as far as it was saved."""
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """A request has ended (`loadtest.wave.line_of`)."""
+        """A request has ended (`loadtest.tide.line_of`)."""
         self.requests.append(line)
 
     def loan_moved(self, backend: str, epoch: int, became: str, now: float, reason: str) -> Loan:

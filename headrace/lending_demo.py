@@ -110,7 +110,7 @@ class LendingDemo:
     async def _traffic(self, trough: float, peak: float, duration_s: float, *, counted: bool) -> None:
         scene = self.scene
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest.wave", "--url", self.gateway_url, "--model", self.model,
+            sys.executable, "-m", "loadtest.tide", "--url", self.gateway_url, "--model", self.model,
             "--trough", f"{trough:.4f}", "--peak", f"{peak:.4f}", "--period", f"{scene.period_s:g}",
             "--duration", f"{duration_s:g}", "--prompt-tokens", str(scene.prompt_tokens),
             "--output-tokens", str(scene.output_tokens), "--seed", str(scene.seed),

@@ -152,6 +152,9 @@ async def _play(state: "_State", engines: EngineSet, narrator: Narrator, stop: a
             return serving.result()
         narrator.close_progress()
         account = await _unless_stopped(demo.run(), stop)
+    except Interrupted:
+        narrator.say("Stopped before the end of the demo.")
+        return EXIT_INTERRUPTED
     except DemoError as error:
         raise UpError(str(error)) from error
     finally:

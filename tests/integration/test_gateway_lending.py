@@ -20,7 +20,7 @@ COEFFICIENTS = {
     "version": "v1", "source": "made up", "prefill_base_ms": 5, "prefill_ms_per_token": 0.1, "prefill_ms_per_pair": 0,
     "decode_base_ms": 10, "decode_ms_per_seq": 0.5, "decode_ms_per_seq_token": 0.001,
 }  # fmt: skip
-QUICK = {"bin_s": 0.1, "season_s": 1.0, "forecaster": "ewma_quantile", "horizon_s": 1.0, "grace_s": 0.5,
+QUICK: dict[str, Any] = {"bin_s": 0.1, "season_s": 1.0, "forecaster": "ewma_quantile", "horizon_s": 1.0, "grace_s": 0.5,
          "headroom_replicas": 0, "assumed_return_s": 7.0}
 
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocator.events import LoanOffered
 from allocator.lender.figures import Figures, Steady, figures
 from allocator.lender.publication import BadPublication, Published, read
+from allocator.model.jobs import Checkpoint
+from policies.forecast.forecaster import Step
+from policies.forecast.spare import Standing, spare
+from tests.allocator_worlds import a_config, a_job, a_node, a_stage, only
 
 
 def published(name: str, capacity_per_s: float | None = 2.0, *, stage: str = "serving", lendable: bool = False,
@@ -74,6 +79,34 @@ def test_steady_never_lends_more_nor_calls_back_sooner_than_what_was_found(seen:
         found = steady.after(Figures(lendable, lendable + more), float(at_s))
         assert found.lendable <= lendable
         assert found.spare >= lendable + more
+
+
+def loans_over_ten_minutes(hold_s: float, surplus_hold_s: float) -> int:
+    """Offers made while the demand wobbles about the point where one of three replicas can just be spared."""
+    stage = a_stage(a_node("t", "k80"), *(a_node(f"i{index}", pool="inference") for index in range(3)), backends=4,
+                    config=a_config(surplus_hold_s=surplus_hold_s, grace_s=10.0, max_recalls=1000))
+    stage.submit(a_job("j", gang=4, work_unit_s=1e6, checkpoint=Checkpoint(None, 1.0, restart_s=1.0)))
+    steady, rng, offers = Steady(hold_s), Random(7), 0
+    for second in range(1, 601):
+        stage.now_s = float(second)
+        away = set(stage.world.loans)
+        standings = [Standing(name, 2.0, name in away, name not in away, 1.0, 5.0) for name in stage.world.backends]
+        found = spare(standings, [Step(0.0, rng.gauss(3.9, 0.2))], loan_horizon_s=60.0, grace_s=10.0,
+                      headroom_replicas=0)
+        seen = [published(one.name, 2.0, stage="released" if one.is_away else "serving",
+                          lendable=one.name in found.lendable, may_stay_away=one.name in found.may_stay_away)
+                for one in standings]
+        stage.supply(*steady.after(figures(seen), stage.now_s))
+        offers += len(only(LoanOffered, stage.tick()))
+        stage.obey()
+    return offers
+
+
+def test_a_demand_at_the_threshold_makes_no_loan_flap() -> None:
+    flapping = loans_over_ten_minutes(0.0, 0.0)
+    held = loans_over_ten_minutes(5.0, 30.0)
+    assert flapping > 20, "the demand does not wobble; this shows nothing"
+    assert held <= 2
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"version": "x", "backends": []}', b'{"version": 1}'])

@@ -1,4 +1,4 @@
-"""`python -m loadtest.wave`: traffic that comes in waves, one JSON line for each request that has ended.
+"""`python -m loadtest.tide`: traffic that comes in waves, one JSON line for each request that has ended.
 
 The rate follows a cosine from its trough to its peak and back, once a period::
 
@@ -106,7 +106,7 @@ def line_of(record: StreamRecord, began_s: float) -> dict[str, object]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.wave", description="Traffic in waves.")
+    parser = argparse.ArgumentParser(prog="python -m loadtest.tide", description="Traffic in waves.")
     parser.add_argument("--url", required=True, help="gateway, such as http://127.0.0.1:8080")
     parser.add_argument("--model", required=True)
     parser.add_argument("--trough", type=float, required=True, help="requests per second where it is least")
