@@ -136,17 +136,19 @@ def _priced(pipeline: Pipeline, facts: RequestFacts, view: BackendView, now: flo
 
 def _priced_only(pipeline: Pipeline, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[Priced]:
     """The candidates with their prices and no estimate: predicting is dearer than all else, and most need none."""
-    columns = [(part.name, part.of_all(facts, views, now)) for part in pipeline.prices]  # type: ignore[attr-defined]
+    first, *others = pipeline.prices
+    name, costs = first.name, first.of_all(facts, views, now)   # type: ignore[attr-defined]
+    rest = [(part.name, part.of_all(facts, views, now)) for part in others]   # type: ignore[attr-defined]
     candidates = []
     for place, view in enumerate(views):
         share, health = view.spec.weight, view.health
         if health.state is not HealthState.HEALTHY or health.held:
             share *= health.ramp(now)
-        price = 0.0
-        terms: tuple[tuple[str, float], ...] = ()
-        for name, costs in columns:
-            term = costs[place] / share if share > 0.0 else inf
-            price, terms = price + term, (*terms, (name, term))
+        price = costs[place] / share if share > 0.0 else inf
+        terms: tuple[tuple[str, float], ...] = ((name, price),)
+        for other, more in rest:
+            term = more[place] / share if share > 0.0 else inf
+            price, terms = price + term, (*terms, (other, term))
         # Made as the tuple that it is: the named constructor takes longer than all above.
         candidates.append(new_tuple(Priced, (view, price if price == price else inf, terms, 0.0, None, None, 0.0)))
     return candidates

@@ -114,7 +114,8 @@ def build_pipeline(spec: PolicySpec, registry: Registry = BUILT_IN) -> Pipeline:
     weighs = getattr(picker_built, "weighs", False)
     return Pipeline(
         "custom" if replaced else preset.name, tuple(built[:count]), prices_built, picker_built, margin,
-        weighs=weighs, lazy=weighs and not any(getattr(part, "predicts", True) for part in prices_built),
+        weighs=weighs,
+        lazy=weighs and bool(prices_built) and not any(getattr(part, "predicts", True) for part in prices_built),
         sample=getattr(picker_built, "sample", None) if weighs else None)
 
 

@@ -163,12 +163,12 @@ class PolicySection(Section):
 
     name: Text = Field(
         default="headrace",
-        description="A preset: `headrace`, `round_robin`, `least_inflight` or `p2c`.",
+        description="A preset: `headrace`, or one of the others under Policy parts.",
         examples=["headrace"])
     settings: Settings = Field(
         default={},
         description="Settings of the preset's parts, where they differ from its own.",
-        examples=[{"explore_share": 0.02}])
+        examples=[{"miss_value": 10}])
     filters: tuple[Part, ...] | None = Field(
         default=None, strict=False,
         description="Which backends may serve a request; replaces the preset's filters.",
@@ -180,7 +180,7 @@ class PolicySection(Section):
     picker: Part | None = Field(
         default=None,
         description="Which of the priced backends is chosen; replaces the preset's.",
-        examples=[{"name": "cheapest", "explore_share": 0.02}])
+        examples=[{"name": "chance_constrained", "miss_value": 10}])
 
 
 class CardSection(Section):

@@ -1,8 +1,8 @@
 """One metrics page out of those of all worker processes.
 
-Counters and histograms add up, and so do gauges of what is in flight. Every other gauge is one worker's view of
-something that they all see, and is taken from the leader; whether the configuration is in force is true only where it
-is true everywhere.
+Counters and histograms add up, and so do gauges of what is in flight or waits. Every other gauge is one worker's view
+of something that they all see, and is taken from the leader; whether the configuration is in force is true only where
+it is true everywhere.
 
 A counter never falls, though workers come and go: the last page of a worker that has ended stays part of the sum.
 """
@@ -14,7 +14,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-SUMMED_GAUGES = frozenset({"headrace_backend_in_flight_requests", "headrace_backend_in_flight_tokens"})
+SUMMED_GAUGES = frozenset({
+    "headrace_backend_in_flight_requests", "headrace_backend_in_flight_tokens", "headrace_waiting_requests",
+})  # fmt: skip
 LEAST_GAUGES = frozenset({"headrace_config_last_reload_successful"})
 ADDED = frozenset({"counter", "histogram", "summary"})
 

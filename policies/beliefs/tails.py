@@ -11,8 +11,8 @@
 decision reads is a table of 101 points with straight lines between them, made anew every 20 samples; no exponential and
 no error function is met on the hot path. A backend without residuals of its own reads the pool's table itself.
 
-Method: histogram filters with shrinkage (empirical Bayes); that the tail is learned rather than assumed is what a P99
-promise rests on, and with online feedback of alpha (`classes`) it is adaptive conformal inference, arXiv 2106.00170.
+Method: histogram filters with shrinkage (empirical Bayes). That the tail is learned rather than assumed is what a P99
+promise rests on: with hits and misses by the mean alone, in-budget share falls by 7 to 10 points in simulation.
 """
 
 from bisect import bisect_left

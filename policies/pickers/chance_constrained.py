@@ -5,7 +5,7 @@ budget. Its Lagrangian, one request at a time::
 
     score_j = price_j + V·( w_k·miss_j + crowding_j )          money
     chosen  = the lowest score;  a session stays where it was for up to 5 % more
-    V       = 7 × the mean price of a request
+    V       = 12 × the mean price of a request
     w_k     ← clip(w_k·exp(0.1·(missed - 0.01)), 0.5, 5)       per class k, with each end (`beliefs.classes`)
 
 `w` is the multiplier of the class's constraint, found by dual ascent: a class that keeps its promises too well saves
@@ -15,7 +15,7 @@ it pays any price for the last tenth of a percent and none for what is beyond th
 
 Hopeless (every miss > 0.9), the miss is the same everywhere and lateness takes its place::
 
-    score_j = price_j + V·( crowding_j + min(lateness_j, 50) / 50 )     lateness: predicted time over promised time
+    score_j = price_j + V·( crowding_j + min(lateness_j, 100) / 100 )     lateness: predicted time over promised time
 
 so that nobody piles up without end on the cheapest machine, nor stands in the way of those that can still be in time on
 the quickest: by lateness alone, Azure's bursts of code completion lose 4 points of in-budget share in simulation, by
@@ -23,9 +23,9 @@ price alone half of the requests wait twice as long. A request that may be shed 
 chance for a quarter of a second; `Retry-After` is when the first backend is predicted to offer one.
 
 Candidates are weighed in order of price, as far as a lower score is possible at all; those that are not weighed stand
-in the decision with their price alone. Of those equal in price six are looked at, by dice. Where several routers share
-the fleet, one of those within 3 % of the lowest score is taken by dice: routers with one picture would all run to the
-same backend (Goren, Vargaftik and Moses, "Distributed dispatching in the parallel server model", DISC 2020).
+in the decision with their price alone. Of those equal in price six are looked at, evenly spaced from a throw, which
+also keeps several routers with one picture from running to the same backend. More dice than that does harm: one taken
+of all within 3 % of the lowest score, as TWF does (arXiv 2008.00793), is dearer than the herd (decision 0010).
 
 A backend that never served gets one request: at once where nobody measured it, else where it has an even chance.
 
@@ -52,7 +52,7 @@ LOOKED_AT = 6
 HOPELESS = 0.9
 EVEN = 0.5
 SATURATED_AFTER_S = 0.25
-LATEST = 50.0
+LATEST = 100.0
 """Budgets of lateness that weigh as much as a whole miss; beyond, later is no worse."""
 
 
@@ -63,7 +63,7 @@ class ChanceConstrained:
     name: ClassVar[str] = "chance_constrained"
     weighs: ClassVar[bool] = True
     miss_value: float = setting(
-        7.0, "What keeping one budget is worth, in mean prices of a request: more is dearer and safer.", at_least=0)
+        12.0, "What keeping one budget is worth, in mean prices of a request: more is dearer and safer.", at_least=0)
     stickiness: float = setting(
         1.05, "A session stays where it was for up to this many times the lowest price, misses priced in.", at_least=1)
     patience_ttft_s: float = setting(
@@ -113,11 +113,12 @@ class _Weighing:
         candidates = self.candidates
         if self.rules.first_request and (cold := self._cold()) is not None:
             return self._chosen(cold, "explore never served")
-        order = sorted(zip([candidate[1] for candidate in candidates], range(len(candidates)), strict=True))
-        best = self._lowest_score(order)
-        if self._miss(best) > HOPELESS and min([self._miss(place) for _, place in order]) > HOPELESS:
+        prices = [candidate[1] for candidate in candidates]
+        order = sorted(range(len(prices)), key=prices.__getitem__)
+        best = self._lowest_score(order, prices)
+        if self._miss(best) > HOPELESS and min([self._miss(place) for place in order]) > HOPELESS:
             return self._hopeless()
-        why = "cheapest" if best == order[0][1] else "safer"
+        why = "cheapest" if prices[best] == prices[order[0]] else "safer"
         if self.facts.session_key is not None and self.pool is not None:
             best, why = self._kept(best, why)
         found = candidates[best]
@@ -138,25 +139,25 @@ class _Weighing:
         score = found.price + self.value * (self.weight * found.miss + found.crowding)  # type: ignore[operator]
         return score if score == score else inf
 
-    def _lowest_score(self, order: Sequence[tuple[float, int]]) -> int:
-        """The place of the lowest score."""
+    def _lowest_score(self, order: Sequence[int], prices: Sequence[float]) -> int:
+        """The place of the lowest score; `order` has the places by price."""
         scores: list[tuple[float, int]] = []
         best, start, count = inf, 0, len(order)
-        while start < count and (order[start][0] < best or start == 0):
-            price, end = order[start][0], start + 1
-            while end < count and order[end][0] == price:
+        while start < count and (prices[order[start]] < best or start == 0):
+            price, end = prices[order[start]], start + 1
+            while end < count and prices[order[end]] == price:
                 end += 1
             # Of equals a few, evenly spaced from a throw: all others are as likely to be as good.
             equals = end - start
             turn, stride = (self.rng.randrange(equals), max(1, equals // LOOKED_AT)) if equals > 1 else (0, 1)
             for step in range(min(equals, LOOKED_AT)):
-                place = order[start + (turn + step * stride) % equals][1]
+                place = order[start + (turn + step * stride) % equals]
                 score = self._score(place)
                 scores.append((score, place))
                 if score < best:
                     best = score
             start = end
-        return self._of_equals([place for score, place in scores if score == best] or [order[0][1]])
+        return self._of_equals([place for score, place in scores if score == best] or [order[0]])
 
     def _kept(self, best: int, why: str) -> tuple[int, str]:
         """Where the session was, if that costs little more."""

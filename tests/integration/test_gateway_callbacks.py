@@ -194,3 +194,53 @@ async def test_what_comes_during_a_stream_is_no_request(tmp_path: Path, sent: by
                 assert await client.to_end() == b""
                 break
         await eventually(lambda: at_rest(process))
+
+
+# --- books of time and retries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_waiting_for_backends_is_no_overhead_of_the_gateway(tmp_path: Path, stream: bool) -> None:
+    pause_s = 0.4
+
+    async def slow_503(request: Received) -> None:
+        await asyncio.sleep(pause_s)
+        await request.answer(503, {})
+
+    async def slow(request: Received) -> None:
+        await asyncio.sleep(pause_s)
+        if not stream:
+            await answer_hello(request)
+            return
+        await request.write(SSE_HEAD)
+        await asyncio.sleep(pause_s)
+        await request.chunk(event(delta("a", finish="stop")) + b"data: [DONE]\n\n")
+        await request.write(b"0\r\n\r\n")
+
+    async with (
+        ScriptedBackend(slow_503).serving() as busy,
+        ScriptedBackend(slow).serving() as good,
+        gateway(tmp_path, [busy, good]) as process,
+        client_of(process) as client,
+    ):
+        answers = [await client.post(CHAT_PATH, json=chat(stream=stream)) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert busy.requests  # one of the two had two attempts
+        for answer in answers:
+            assert float(answer.headers["x-headrace-overhead-ms"]) < pause_s * 1e3 / 2
+
+
+async def test_each_first_attempt_pays_into_the_retry_budget(tmp_path: Path) -> None:
+    async with (
+        ScriptedBackend().serving() as backend,
+        gateway(tmp_path, [backend]) as process,
+        client_of(process) as client,
+    ):
+        dispatcher = process.gateway.dispatcher
+        before = dispatcher._retry_budget_for(0.5, 3.0)
+        for _ in range(4):
+            assert (await client.post(CHAT_PATH, json=chat())).status_code == 200
+        after = dispatcher._retry_budget_for(0.25, 4.0)
+        assert after.tokens == min(after.capacity, before.tokens + 4 * 0.5)
+        assert (after.ratio, after.floor_per_s) == (0.25, 4.0)
+        assert dispatcher._retry_budget_for(0.25, 4.0).tokens == after.tokens

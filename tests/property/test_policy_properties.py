@@ -214,7 +214,8 @@ def test_a_decision_is_total(
 
 @given(backends(at_least=2), st.sampled_from([0.0, 0.01, 0.1, 0.5]), st.integers(0, 1000))
 def test_exploration_stays_within_its_share(fleet: list[BackendView], share: float, seed: int) -> None:
-    pipeline = build_pipeline(PolicySpec("cheapest_feasible", settings={"explore_share": share, "first_request": False}))
+    pipeline = build_pipeline(PolicySpec(
+        "cheapest_feasible", settings={"explore_share": share, "first_request": False}))
     rng, picks = Random(seed), 400
     explored = sum(
         decide(pipeline, a_request(), a_fleet(*fleet), NOW_S, rng).reason.startswith("explore") for _ in range(picks))

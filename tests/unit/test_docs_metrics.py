@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from router.config_sections import LendingSection
 from router.feedback import Faults
 from router.fleet import Fleet
+from router.lending_report import LendingCollector, LendingDesk
 from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
 from router.waiting import WaitingRoom
 
@@ -20,9 +22,10 @@ def test_every_metric_has_its_heading_and_no_heading_is_stale() -> None:
     fleet = Fleet()
     metrics.registry.register(FleetCollector(fleet))
     waiting = WaitingRoom(lambda: 0.0, lambda *_: pytest.fail("nobody waits"))
-    config: Any = SimpleNamespace(models=(), latency_classes=())
+    config: Any = SimpleNamespace(models=(), latency_classes=(), lending=LendingSection())
     metrics.registry.register(ClassCollector(fleet, Faults(), waiting, lambda: config))
     metrics.registry.register(LedgerCollector())
+    metrics.registry.register(LendingCollector(LendingDesk(fleet, config, lambda: 0.0)))
     exported = {
         family.name + ("_total" if family.type == "counter" else "") for family in metrics.registry.collect()
     }

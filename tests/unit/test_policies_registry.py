@@ -158,7 +158,7 @@ def test_describe_has_a_row_for_everything() -> None:
         assert row.doc.endswith(".")
         assert all(each.doc and each.type in ("float", "int", "bool", "str") for each in row.settings)
     preset = {each.name: each.default for each in rows["preset", "headrace"].settings}
-    assert preset == {"margin": None, "floor_bits": 0.0, "reference_batch": 32, "miss_value": 7.0, "stickiness": 1.05,
+    assert preset == {"margin": None, "floor_bits": 0.0, "reference_batch": 32, "miss_value": 12.0, "stickiness": 1.05,
                       "patience_ttft_s": 10.0, "patience_inter_token_s": 0.25, "first_request": True, "sample": 64}
 
 

@@ -6,9 +6,9 @@
 | inference | 8 of 8 A100, 2 of 8 H100 | 80, as 40 replicas of Qwen3-32B on two devices each |
 
 Coefficients for training are assumed from public peak figures, as nobody published measured ones over these cards:
-families that are bound by arithmetic (ResNet, Transformer, CycleGAN) by dense bf16, the others by memory bandwidth, both
-beside an A100 (312 TFLOPS, 2,039 GB/s), with 0.7 for what newer cards and other stacks do not reach of their peak in
-arithmetic. Gangs are as fast as their devices together, and 0.9 of that where they stand over several nodes.
+families that are bound by arithmetic (ResNet, Transformer, CycleGAN) by dense bf16, the others by memory bandwidth,
+both beside an A100 (312 TFLOPS, 2,039 GB/s), with 0.7 for what newer cards and other stacks do not reach of their peak
+in arithmetic. Gangs are as fast as their devices together, and 0.9 of that where they stand over several nodes.
 """
 
 from collections.abc import Iterator

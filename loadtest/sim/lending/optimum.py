@@ -1,8 +1,8 @@
 """The least work that a recall can put at stake: exact, to hold the greedy choice against.
 
-Loans lie under runs, runs over loans. Whoever wants `need` loans back stops a set of runs; a loan is back when every run
-on it is stopped. Parts that share no run are independent: in each, every set of runs is tried, which gives the cheapest
-way to so many loans; the parts are then put together like a knapsack.
+Loans lie under runs, runs over loans. Whoever wants `need` loans back stops a set of runs; a loan is back when every
+run on it is stopped. Parts that share no run are independent: in each, every set of runs is tried, which gives the
+cheapest way to so many loans; the parts are then put together like a knapsack.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

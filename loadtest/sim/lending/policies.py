@@ -1,7 +1,7 @@
 """The policies that stand side by side: who lends what, by which signs, and whom a recall stops."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from allocator.apply import apply
 from allocator.events import Event, LoanRecalled
@@ -21,6 +21,11 @@ GRACE_S = 60.0
 POD_GRACE_S = 30.0
 """Kubernetes' usual terminationGracePeriodSeconds."""
 HORIZONS_MIN = (0, 1, 2, 3, 5, *range(10, 121, 10))
+RULES = Rules(
+    grace_s=GRACE_S, kill_margin_s=10.0, tick_s=5.0, promised_min_s=PROMISED_S, surplus_hold_s=120.0,
+    supply_fresh_s=900.0, idle_return_s=300.0,
+    # Jobs run for days here and lose minutes by a recall: three recalls are soon over, and no reason to wait for hours.
+    max_recalls=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +36,7 @@ class LendingPolicy:
     shows: str
     lending: Callable[[], Lending]
     planner: Planner = plan
-    rules: Rules = Rules(grace_s=GRACE_S, kill_margin_s=10.0, tick_s=5.0, max_recalls=20, promised_min_s=PROMISED_S, surplus_hold_s=120.0, supply_fresh_s=900.0,
-                         idle_return_s=300.0)
+    rules: Rules = RULES
     given_nodes: Mapping[str, int] = field(default_factory=dict)
     """By card, nodes of the inference pool that train for good instead."""
 
@@ -43,21 +47,20 @@ def last_admitted_first(world: World, now_s: float) -> Plan:
     for (pool, card), supply in world.supplies.items():
         out = staying(world, pool, card)
         short = len(out) - max(0, supply.spare)
-        for loan in list(_last_admitted(world, out))[:max(0, short)]:
-            recalls.append(LoanRecalled(
-                at_s=now_s, loan=loan.id, epoch=loan.epoch, deadline_s=now_s + loan.grace_s,
-                why=why(world, Reason.SLACK_NEGATIVE, f"{short} of {len(out)} {card} replicas")))
+        recalls += [LoanRecalled(at_s=now_s, loan=loan.id, epoch=loan.epoch, deadline_s=now_s + loan.grace_s,
+                                 why=why(world, Reason.SLACK_NEGATIVE, f"{short} of {len(out)} {card} replicas"))
+                    for loan in _last_admitted(world, out)[:max(0, short)]]
     for event in recalls:
         world = apply(world, event)
     rest = plan(world, now_s)
     return Plan((*recalls, *rest.events), rest.world, rest.refused)
 
 
-def _last_admitted(world: World, among: list[Loan]) -> Iterator[Loan]:
+def _last_admitted(world: World, among: list[Loan]) -> list[Loan]:
     """Free loans, and then those under the run that began last, and so on."""
     began = {loan.id: max((world.runs[world.holders[device]].started_s for device in loan.devices
                            if device in world.holders), default=float("inf")) for loan in among}
-    yield from sorted(among, key=lambda loan: (-began[loan.id], loan.id))
+    return sorted(among, key=lambda loan: (-began[loan.id], loan.id))
 
 
 POLICIES = {policy.name: policy for policy in (
@@ -66,8 +69,7 @@ POLICIES = {policy.name: policy for policy in (
                   given_nodes={"a100": 3}),
     LendingPolicy("kueue_like", "lends what an autoscaler leaves, reclaims from whoever was admitted last, 30 s grace",
                   Reactive, last_admitted_first,
-                  Rules(grace_s=POD_GRACE_S, kill_margin_s=10.0, tick_s=5.0, max_recalls=20, promised_min_s=PROMISED_S, surplus_hold_s=0.0, supply_fresh_s=900.0,
-                        idle_return_s=60.0)),
+                  replace(RULES, grace_s=POD_GRACE_S, surplus_hold_s=0.0, idle_return_s=60.0)),
     LendingPolicy("headrace", "lends by forecast, recalls for the least lost work, 60 s grace",
                   lambda: ByForecast(SeasonalNaive(HORIZONS_MIN), PROMISED_S, GRACE_S + 60.0)),
 )}

@@ -49,7 +49,8 @@ class ByForecast:
 
     def learn(self, per_s: float) -> None:
         self.forecaster.learn(per_s)
-        self._shares = [(step.in_s, share_of_pool_needed(step.q99_per_s)) for step in self.forecaster.ahead(self._quantile)]
+        self._shares = [(step.in_s, share_of_pool_needed(step.q99_per_s))
+                        for step in self.forecaster.ahead(self._quantile)]
 
     def _quantile(self, in_s: float) -> float:
         return 0.99 if in_s <= self.recall_lead_s + max(RELOAD_S.values()) else self.promise_quantile
@@ -58,7 +59,7 @@ class ByForecast:
         each_per_s = capacity_per_s(card)
         # All cards carry the same load, so each is needed to the same share; as demand on this card alone.
         steps = [Demand(in_s, share * replicas(card) * each_per_s) for in_s, share in self._shares]
-        return supply_of(INFERENCE, card, healthy, steps, each_per_s, HEADROOM.get(card, 0),
+        return supply_of(INFERENCE, card, healthy, steps, each_per_s, 0,
                          loan_horizon_s=self.promised_s, recall_lead_s=self.recall_lead_s + RELOAD_S[card])
 
 
@@ -81,7 +82,8 @@ class Reactive:
         if not self._wanted:
             return None
         lendable = healthy - ceil(max(self._wanted) * replicas(card))
-        return Supply(INFERENCE, card, max(0, min(healthy, lendable)), healthy - ceil(self._wanted[-1] * replicas(card)))
+        spare = healthy - ceil(self._wanted[-1] * replicas(card))
+        return Supply(INFERENCE, card, max(0, min(healthy, lendable)), spare)
 
 
 class Nothing:

@@ -92,7 +92,7 @@ def run_policy(scenario: str, name: str, seed: int, days: float) -> Outcome:
         lending.learn(per_s)
     router = Router(machines, minutes[before:], lending)
     for number, job in enumerate(jobs_of_run(seed, days, TRAINING_LOAD * cluster.own_units())):
-        machines.submit(_asked(f"j{number:04d}", job, rng), job.arrival_s, job.duration_s * job.gang)
+        machines.submit(asked_job(f"j{number:04d}", job, rng), job.arrival_s, job.duration_s * job.gang)
     recalls = Recalls(machines)
     while machines.now_s < days * DAY_S or any(story.ended_s is None for story in machines.stories.values()):
         machines.step()
@@ -102,7 +102,8 @@ def run_policy(scenario: str, name: str, seed: int, days: float) -> Outcome:
     return _outcome(machines, router, recalls, policy.name, days)
 
 
-def _asked(name: str, job: TraceJob, rng: Random) -> Job:
+def asked_job(name: str, job: TraceJob, rng: Random) -> Job:
+    """A job of the trace as somebody hands it in: with a rough estimate, and cards and checkpoints by dice."""
     takes_s = 180.0 if rng.random() < UNHURRIED else 10.0 + 0.5 * job.gang
     cards = ("a100", "h100", "910b") if rng.random() < PORTED else ("a100", "h100")
     return Job(

@@ -49,11 +49,12 @@ def capacity_per_s(card: str) -> float:
         assert budget_s is not None, "every usual class promises a time between tokens"
         kept = 1.0 - base_ms / (1000.0 * budget_s)
         sizes = [draw_sizes(each, rng) for _ in range(DRAWS)]
-        total_s += each.share * mean(_step_ms(replica_of(card), prompt, output) for prompt, output in sizes) / kept / 1e3
+        machine_ms = mean(_machine_ms(replica_of(card), prompt, output) for prompt, output in sizes)
+        total_s += each.share * machine_ms / kept / 1000.0
     return 1.0 / total_s
 
 
-def _step_ms(replica: SimBackend, prompt: int, output: int) -> float:
+def _machine_ms(replica: SimBackend, prompt: int, output: int) -> float:
     c = replica.coefficients
     return (c.prefill_ms_per_token * prompt + c.prefill_ms_per_pair * prompt * prompt / 2
             + c.decode_ms_per_seq * output + c.decode_ms_per_seq_token * (prompt * output + output * output / 2))

@@ -13,7 +13,7 @@ from loadtest.sim.drawing import Axes, Point, lines
 from loadtest.sim.lending.policies import POLICIES
 from loadtest.sim.training.rows import HOUR_S, Row
 
-WIDTH = 150
+WIDTH = 172
 BASE = "no_lending"
 COLUMNS = ("wait h", "p95", "gangs 16+", "JCT h", "p95", "utilisation %", "$/unit h", "recalls", "recall p99 s",
            "overdue", "lost device h", "lost/best", "missed %", "wait x", "JCT x")

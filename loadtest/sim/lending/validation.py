@@ -55,32 +55,33 @@ class Comparison:
         return all(abs(point.off_by) <= WITHIN for point in self.points)
 
 
-def compare(pools: Sequence[dict[str, int]] = POOLS, loads: Sequence[float] = LOADS, seed: int = 11) -> Comparison:
+def compare(pools: Sequence[dict[str, int]] = POOLS, loads: Sequence[float] = LOADS, seed: int = 11,
+            seconds: float = SECONDS) -> Comparison:
     """Simulates all of them; a minute or two."""
     with progress(len(pools) * len(loads), "validate") as advance:
         points = []
         for serving in pools:
             for load in loads:
-                points.append(_point(serving, load, seed))
+                points.append(_point(serving, load, seed, seconds))
                 advance(f"{sum(serving.values())} replicas at {load:g}")
     return Comparison(tuple(points))
 
 
-def _point(serving: dict[str, int], load: float, seed: int) -> Point:
+def _point(serving: dict[str, int], load: float, seed: int, seconds: float) -> Point:
     backends = tuple(replace(replica_of(card), name=f"{card}-{index}")
                      for card, count in serving.items() for index in range(count))
-    requests = _requests(load * pool_capacity_per_s(serving), Random(seed))
+    requests = _requests(load * pool_capacity_per_s(serving), seconds, Random(seed))
     spec = policy_spec(POLICY)
-    world = World(Pool("lending", backends), Workload(requests, by_name(STANDARD), SECONDS), [build_pipeline(spec)],
+    world = World(Pool("lending", backends), Workload(requests, by_name(STANDARD), seconds), [build_pipeline(spec)],
                   [build_learner(spec)], seed).run()
     measured = measure(world)
     return Point(len(backends), load, measured.requests, 1.0 - measured.in_budget, miss_share(load, len(backends)))
 
 
-def _requests(per_s: float, rng: Random) -> tuple[SimRequest, ...]:
+def _requests(per_s: float, seconds: float, rng: Random) -> tuple[SimRequest, ...]:
     requests = []
     at_s = rng.expovariate(per_s)
-    while at_s < SECONDS:
+    while at_s < seconds:
         (each,) = rng.choices(STANDARD, shares(STANDARD))
         requests.append(SimRequest(at_s, each.name, *draw_sizes(each, rng)))
         at_s += rng.expovariate(per_s)
@@ -96,6 +97,7 @@ def show(found: Comparison, *, json: bool) -> None:
             for point in found.points]}))
         return
     for point in found.points:
-        print(f"{point.replicas:>3} replicas at {point.load:.2f}: {100 * point.simulated:.2f} % out of budget request by "
-              f"request ({point.requests}), stand-in {100 * point.stand_in:.2f} %, off by {100 * point.off_by:+.2f}")
+        print(f"{point.replicas:>3} replicas at {point.load:.2f}: {100 * point.simulated:.2f} % out of budget request "
+              f"by request ({point.requests}), stand-in {100 * point.stand_in:.2f} %, off by "
+              f"{100 * point.off_by:+.2f}")
     print(f"within {100 * WITHIN:g} points everywhere: {'yes' if found.agrees() else 'NO'}")

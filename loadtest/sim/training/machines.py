@@ -2,19 +2,14 @@
 
 It does what `allocator.effects` asks for, takes as long as that takes, and reports it as events; the allocator's core
 is the shipped one. A job trains at the speed that the coefficients say (`speed(card, family, devices)`, the slower one
-where its gang stands apart), and a run that begins again first takes its restart time::
-
-    done(t) = done before + speed · (t - start - restart)
-
-Told to stop, a job stops training, writes its checkpoint for `takes_s` and is gone. Killed before that is written, it
-falls back to the last one of its own accord, `every_s` apart, or to where the run began.
+where its gang stands apart). Told to stop, it stops training, writes its checkpoint for `takes_s` and is gone. Killed
+before that is written, it falls back to an earlier one (`attempts`).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import floor
-from typing import NamedTuple
 
 from allocator.apply import consider
 from allocator.effects import Effect, EffectKind, outstanding
@@ -38,6 +33,7 @@ from allocator.model.inventory import Backend, BackendState, node_name
 from allocator.model.jobs import Job, Outcome, Run
 from allocator.model.world import World
 from allocator.plan import Plan
+from loadtest.sim.training.attempts import Attempt, Story, Stretch
 
 Planner = Callable[[World, float], Plan]
 News = Callable[[float], Iterable[Event] | None]
@@ -52,55 +48,6 @@ class Delays:
     """A backend's last requests, and its engine's end."""
     kill_s: float = 1.0
     probe_s: float = 5.0
-
-
-@dataclass(slots=True)
-class Story:
-    """What became of one job."""
-
-    submitted_s: float
-    gang: int
-    work_unit_s: float
-    """As it really is; the allocator knows the job's own estimate only."""
-    done_unit_s: float = 0.0
-    """Safe in a checkpoint."""
-    waiting_since_s: float | None = None
-    waited_s: float = 0.0
-    """In all: before the first start, and after each stop."""
-    ended_s: float | None = None
-    cards: list[str] = field(default_factory=list)
-    """Of its runs, in turn."""
-
-
-class Stretch(NamedTuple):
-    """A time in which a run brought its job forward for good."""
-
-    from_s: float
-    to_s: float
-    units_per_s: float
-
-
-@dataclass(slots=True)
-class _Attempt:
-    run: Run
-    speed: float
-    works_from_s: float
-    base_unit_s: float
-    reported: int = 0
-    """Checkpoints of its own that the allocator has heard of."""
-    stopped_s: float | None = None
-    over: bool = False
-
-    def done_unit_s(self, at_s: float) -> float:
-        until_s = at_s if self.stopped_s is None else min(at_s, self.stopped_s)
-        return self.base_unit_s + self.speed * max(0.0, until_s - self.works_from_s)
-
-    def safe_s(self, now_s: float) -> float:
-        """Until when its work is in a checkpoint of its own."""
-        checkpoint = self.run.checkpoint
-        if checkpoint is None or checkpoint.every_s is None or now_s <= self.works_from_s:
-            return self.works_from_s
-        return self.works_from_s + floor((now_s - self.works_from_s) / checkpoint.every_s) * checkpoint.every_s
 
 
 class PlannerFault(AssertionError):
@@ -125,7 +72,7 @@ class Machines:
         """Called with the world before each plan that decides something."""
         self._due: list[tuple[float, int, News]] = []
         self._count = 0
-        self._attempts: dict[str, _Attempt] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._looks: set[float] = set()
         self._begun: set[tuple[EffectKind, str, int, float | None]] = set()
 
@@ -213,7 +160,7 @@ class Machines:
         restart_s = run.checkpoint.restart_s if run.checkpoint and again else 0.0
         apart = len({node_name(device) for device in run.devices}) > 1
         speed = self.world.tables[run.coefficients].speed(run.card, run.family, len(run.devices), spread_out=apart)
-        attempt = self._attempts[run.id] = _Attempt(run, speed, now_s + restart_s, story.done_unit_s)
+        attempt = self._attempts[run.id] = Attempt(run, speed, now_s + restart_s, story.done_unit_s)
         story.cards.append(run.card)
         if story.waiting_since_s is not None:
             story.waited_s += now_s - story.waiting_since_s
@@ -222,20 +169,20 @@ class Machines:
         ends_s = attempt.works_from_s + (story.work_unit_s - story.done_unit_s) / speed
         self.at(ends_s, lambda now_s: self._complete(attempt, now_s))
 
-    def _complete(self, attempt: _Attempt, now_s: float) -> Iterable[Event] | None:
+    def _complete(self, attempt: Attempt, now_s: float) -> Iterable[Event] | None:
         if attempt.over or attempt.stopped_s is not None:
             return None
         self._leave(attempt, now_s, now_s, ended=True)
         return self._gone(attempt.run, Outcome.COMPLETED, now_s)
 
-    def _stop(self, attempt: _Attempt, now_s: float) -> None:
+    def _stop(self, attempt: Attempt, now_s: float) -> None:
         """It is told to stop: it trains no more and writes, if it can."""
         run = attempt.run
         attempt.stopped_s = now_s
         takes_s = run.checkpoint.takes_s if run.checkpoint else 0.0
         self.at(now_s + takes_s, lambda now_s: self._stopped(attempt, now_s))
 
-    def _stopped(self, attempt: _Attempt, now_s: float) -> Iterable[Event]:
+    def _stopped(self, attempt: Attempt, now_s: float) -> Iterable[Event]:
         if attempt.over:
             return []
         run, stopped_s = attempt.run, attempt.stopped_s or now_s
@@ -247,13 +194,13 @@ class Machines:
             at_s=now_s, run=run.id, epoch=run.epoch, done_unit_s=self.stories[run.job].done_unit_s)
         return [acknowledged, *self._gone(run, Outcome.STOPPED, now_s)]
 
-    def _killed(self, attempt: _Attempt, now_s: float) -> Iterable[Event]:
+    def _killed(self, attempt: Attempt, now_s: float) -> Iterable[Event]:
         if attempt.over:
             return []
         self._leave(attempt, now_s, min(attempt.safe_s(now_s), attempt.stopped_s or now_s))
         return self._gone(attempt.run, Outcome.STOPPED, now_s)
 
-    def _leave(self, attempt: _Attempt, now_s: float, safe_s: float, *, ended: bool = False) -> None:
+    def _leave(self, attempt: Attempt, now_s: float, safe_s: float, *, ended: bool = False) -> None:
         """The run is off its devices; work since `safe_s` is undone."""
         run, story = attempt.run, self.stories[attempt.run.job]
         attempt.over = True

@@ -13,6 +13,7 @@ from allocator.model.pools import Config, Pool, PoolKind, Queue, Rules
 from allocator.model.world import World, new_world
 from allocator.plan import plan
 from allocator.units.load import shipped
+from loadtest.sim.training.attempts import Stretch
 from loadtest.sim.training.gavel import (
     CARDS,
     CARDS_EACH,
@@ -22,7 +23,7 @@ from loadtest.sim.training.gavel import (
     GavelJob,
     draw_jobs,
 )
-from loadtest.sim.training.machines import Machines, Planner, Stretch
+from loadtest.sim.training.machines import Machines, Planner
 from loadtest.sim.training.planners import first_come
 from loadtest.sim.training.rounds import replay_fifo_perf
 from loadtest.sim.training.rows import Figures, Outcome, cumulated, quantile
