@@ -98,7 +98,7 @@ def cached_tokens(facts: RequestFacts, backend: BackendView) -> int:
 def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
     """The estimate of the module's formula. Total: never raises, never NaN, never negative on sane coefficients."""
     (step_ms, room, pace_ms, ms_per_context_token, occupied, drain_ms, slot_share, kv_usable, ms_per_token,
-     half_ms_per_pair, overhead_ms, slow_s, burst_s, _) = footing(backend, now)
+     half_ms_per_pair, overhead_ms, slow_s, burst_s) = footing(backend, now)
     prompt = facts.prompt_tokens
     cached = cached_tokens(facts, backend) if facts.session_key is not None or facts.prefix_keys else 0
     new = prompt - cached

@@ -126,8 +126,6 @@ class Footing(NamedTuple):
     """Drift and stall, over 1000."""
     burst_s: float
     """`s²·burst`."""
-    stall: float
-    """1 while the backend gives signs of life."""
 
 
 class _Remembered(NamedTuple):
@@ -181,7 +179,7 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
             c.prefill_ms_per_token + c.prefill_ms_per_pair * (0.5 * QUEUED_PROMPT_TOKENS))
         if slots and requests >= slots:
             slot_share = (requests - slots + 0.5) / slots
-    slowness, stall, share, burst_s = drift_of(backend, now), 1.0, 0.0, 0.0
+    slowness, share, burst_s = drift_of(backend, now), 0.0, 0.0
     if belief is not None:
         if belief.open_requests > 0:
             # Streams show life with each iteration; prompts alone only when the first of them is through.
@@ -189,8 +187,7 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
             if not decoding:
                 quiet_ms += ahead_share * step_ms + queue_ms + c.first_token_overhead_ms
             limit_s = SILENCE_SLACK_S + slowness * quiet_ms / 1000.0
-            stall = max(1.0, belief.silence_s(tick_s) / limit_s)
-        slowness *= stall
+            slowness *= max(1.0, belief.silence_s(tick_s) / limit_s)
         share, burst_s = belief.arrivals.at(tick_s)
     rho = slowness * share
     stretch = 1.0 / (1.0 - (rho if rho < LARGEST_RHO else LARGEST_RHO))
@@ -211,7 +208,6 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
         first_token_overhead_ms=c.first_token_overhead_ms,
         slow_s=slowness / 1000.0,
         burst_s=slowness * slowness * burst_s,
-        stall=stall,
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from loadtest.fake_engine.cards import load_cards
 from tests.e2e.test_workers import WorkersProcess
-from tests.processes import MODEL, FakeEngine, GatewayProcess, OpenLoad, Shape, fake_engines, fleet_document, until
+from tests.gateway_stack import MODEL, fleet_document
+from tests.processes import FakeEngine, GatewayProcess, OpenLoad, Shape, fake_engines, until
 
 CARD = "h100x2-fp8"
 SECTIONS: dict[str, Any] = {

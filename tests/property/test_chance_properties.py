@@ -5,7 +5,7 @@ from math import inf, isfinite, nan
 from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backends.catalog.views import BackendView, FleetView
@@ -69,6 +69,7 @@ def test_looking_no_further_than_needed_finds_the_lowest_score(
         assert found[str(name_of(decision))] == pytest.approx(min(found.values()), rel=1e-9)
 
 
+@settings(max_examples=40)
 @given(requests, pairs, st.data())
 def test_taking_away_one_that_was_not_chosen_changes_nothing(
     facts: RequestFacts, fleet: FleetView, data: st.DataObject

@@ -22,7 +22,7 @@ def test_a_good_file_is_summed_up(fleet_file: Path, capsys: pytest.CaptureFixtur
     assert check(fleet_file, environ={}) == 0
     printed = capsys.readouterr().out
     for word in ("smollm2-135m-instruct", "llama-f16", "1 × cpu-avx2", "q4_k_m", "tp1", "0.40", "interactive (default)",
-                 "0.15 s", "request_cost + drain_time", "cheapest", "fleet.yaml: usable; configuration "):
+                 "0.15 s", "request_cost", "chance_constrained", "fleet.yaml: usable; configuration "):
         assert word in printed
 
 

@@ -19,6 +19,9 @@ def test_every_card_is_complete_and_plausible() -> None:
         assert card.coefficients.kv_capacity_tokens == card.kv_capacity_tokens > 30_000
         for field in dataclasses.fields(card.coefficients):
             value = getattr(card.coefficients, field.name)
+            if field.name == "chunk_tokens":
+                assert value is None or value >= 256
+                continue
             assert isinstance(value, str) or (math.isfinite(value) and value >= 0), (card_id, field.name)
 
 

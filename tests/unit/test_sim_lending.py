@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from allocator.invariants import violations
+from allocator.model.inventory import Supply
 from allocator.model.world import World
-from allocator.plan import Plan
+from allocator.plan import Plan, plan
 from allocator.recall import choose_cells, lost
 from headrace import cli
 from loadtest.sim.lending import cluster, validation
 from loadtest.sim.lending.forecast import DAY_MINUTES, SeasonalNaive
 from loadtest.sim.lending.optimum import MOST_RUNS, least_loss
 from loadtest.sim.lending.policies import POLICIES
-from loadtest.sim.lending.router import HEADROOM, ByForecast, Reactive, Router
+from loadtest.sim.lending.router import HEADROOM, ByForecast, Reactive, Router, serving
 from loadtest.sim.lending.runs import Recalls, asked_job, run_policy
 from loadtest.sim.lending.series import DAY_S, LONGEST_S, demand_rates, jobs_of_run, minutes_of_demand, trace_jobs
 from loadtest.sim.lending.serving import (
@@ -34,6 +35,7 @@ from loadtest.sim.lending.serving import (
 )
 from loadtest.sim.training.machines import Machines
 from loadtest.sim.training.rows import Figures
+from tests.allocator_worlds import a_job
 
 # --- the optimum -----------------------------------------------------------------------------------------------------
 
@@ -262,6 +264,37 @@ def test_no_invariant_of_the_allocator_is_broken_on_the_way(policy: str) -> None
     machines.on_plan = look
     machines.run(until=lambda: machines.now_s > DAY_S)
     assert len(lent) > 5
+
+
+class TenAnHour:
+    """Lends ten A100 replicas for the first hour of the run, and none after."""
+
+    def __init__(self) -> None:
+        self.minutes = 0
+
+    def learn(self, per_s: float) -> None:
+        self.minutes += 1
+
+    def supply(self, card: str, healthy: int) -> Supply | None:
+        count = 10 if card == "a100" and self.minutes < 60 else 0
+        return Supply(cluster.INFERENCE, card, count, count)
+
+
+def test_after_a_recall_of_all_the_whole_pool_serves_again_in_notice_probe_and_reload() -> None:
+    machines = Machines(cluster.first_world(POLICIES["headrace"].rules, {}), plan)
+    router = Router(machines, (10.0,) * 120, TenAnHour())
+    for number in range(20):
+        machines.submit(a_job(f"j{number}", cluster.QUEUE, 4, family="A3C", cards=("a100",), work_unit_s=40_000.0),
+                        10.0, 40_000.0)
+    machines.run(until=lambda: machines.now_s >= 3540.0)
+    assert serving(machines.world) == {"a100": 22, "h100": 8}
+    rules = POLICIES["headrace"].rules
+    back_s = 3600.0 + rules.grace_s + machines.delays.probe_s + cluster.RELOAD_S["a100"]
+    machines.run(until=lambda: machines.now_s >= back_s)
+    assert serving(machines.world) == whole_pool()
+    assert machines.world.loans == {}
+    machines.run(until=lambda: machines.now_s >= 7200.0)
+    assert router.asked == 120 * 60 * 10.0
 
 
 def test_nodes_that_train_for_good_serve_no_more() -> None:

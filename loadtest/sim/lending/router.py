@@ -59,7 +59,7 @@ class ByForecast:
         each_per_s = capacity_per_s(card)
         # All cards carry the same load, so each is needed to the same share; as demand on this card alone.
         steps = [Demand(in_s, share * replicas(card) * each_per_s) for in_s, share in self._shares]
-        return supply_of(INFERENCE, card, healthy, steps, each_per_s, 0,
+        return supply_of(INFERENCE, card, healthy, steps, each_per_s, HEADROOM.get(card, 0),
                          loan_horizon_s=self.promised_s, recall_lead_s=self.recall_lead_s + RELOAD_S[card])
 
 

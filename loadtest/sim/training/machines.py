@@ -7,14 +7,13 @@ before that is written, it falls back to an earlier one (`attempts`).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import floor
 
 from allocator.apply import consider
 from allocator.effects import Effect, EffectKind, outstanding
 from allocator.events import (
-    BackendReported,
     CheckpointAcknowledged,
     DevicesVacated,
     Event,
@@ -29,11 +28,12 @@ from allocator.events import (
     SignalAccepted,
     StopOrdered,
 )
-from allocator.model.inventory import Backend, BackendState, node_name
+from allocator.model.inventory import node_name
 from allocator.model.jobs import Job, Outcome, Run
 from allocator.model.world import World
 from allocator.plan import Plan
 from loadtest.sim.training.attempts import Attempt, Story, Stretch
+from loadtest.sim.training.replicas import Backends
 
 Planner = Callable[[World, float], Plan]
 News = Callable[[float], Iterable[Event] | None]
@@ -73,6 +73,7 @@ class Machines:
         self._due: list[tuple[float, int, News]] = []
         self._count = 0
         self._attempts: dict[str, Attempt] = {}
+        self._backends = Backends(self)
         self._looks: set[float] = set()
         self._begun: set[tuple[EffectKind, str, int, float | None]] = set()
 
@@ -250,42 +251,12 @@ class Machines:
                 attempt = self._attempts[effect.target]
                 self.at(now_s + self.delays.kill_s, lambda now_s: self._killed(attempt, now_s))
             case EffectKind.DRAIN:
-                self._move(effect.target, BackendState.DRAINING, now_s)
-                self.at(now_s + self.delays.drain_s, lambda now_s: self._released(effect, now_s))
+                self._backends.drain(effect, now_s)
             case EffectKind.PROBE:
                 self.at(now_s + self.delays.probe_s,
                         lambda now_s: [HandBackProbed(at_s=now_s, loan=effect.target, epoch=epoch, good=True)])
             case EffectKind.SERVE:
                 self._begun.discard(key)  # a backend is asked to serve as often as it comes home
-                if self.world.backends[effect.target].state is not BackendState.WARMING:
-                    self._warm(effect.target, now_s)
+                self._backends.serve(effect.target, now_s)
             case _:
                 pass  # proofs come with the exit; alarms are counted as they are decided
-
-    def _move(self, backend: str, state: BackendState, now_s: float) -> None:
-        known = self.world.backends[backend]
-        self.take(BackendReported(at_s=now_s, backend=_in_state(known, state)))
-
-    def _released(self, effect: Effect, now_s: float) -> Iterable[Event]:
-        loan = self.world.loans.get(effect.target)
-        if loan is None or loan.epoch != effect.epoch:
-            return []  # withdrawn meanwhile: it serves again by another effect
-        return [BackendReported(at_s=now_s,
-                                backend=_in_state(self.world.backends[effect.target], BackendState.RELEASED))]
-
-    def _warm(self, name: str, now_s: float) -> None:
-        backend = self.world.backends[name]
-        self._move(name, BackendState.WARMING, now_s)
-
-        def serving(now_s: float) -> Iterable[Event]:
-            known = self.world.backends[name]
-            if known.state is not BackendState.WARMING:
-                return []
-            return [BackendReported(at_s=now_s, backend=_in_state(known, BackendState.SERVING))]
-
-        # One that was only draining has its engine still; one that was away loads the model first.
-        self.at(now_s + (backend.reload_s if backend.state is BackendState.RELEASED else 0.0), serving)
-
-
-def _in_state(backend: Backend, state: BackendState) -> Backend:
-    return replace(backend, state=state)
