@@ -39,16 +39,23 @@ STALL_SHARE = 0.7
 SLACK_SHARE = 0.8
 
 
-def weighed(facts: RequestFacts, candidate: Priced, budget: Budget, spread: float, now: float) -> Priced:
-    """The candidate with its estimate, its miss probability against `budget` and its crowding."""
+def weighed(
+    facts: RequestFacts, candidate: Priced, budget: Budget, spread: float, now: float, beyond: float = inf
+) -> Priced:
+    """The candidate with its estimate, its miss probability against `budget` and its crowding.
+
+    A miss probability of more than `beyond` rules it out by itself; its crowding is then left at 0.
+    """
     view = candidate.backend
     belief = belief_of(view)
     estimate = candidate.estimate or predict(facts, view, now)
+    crowding = 0.0
     if belief is not None and belief.lost(now):
         miss = _miss_as_seen(facts, budget, belief)
-        return Priced(view, candidate.price, candidate.terms, lateness_s(facts, estimate, 1.0), estimate, miss)
-    miss = miss_probability(facts, budget, spread, estimate, belief)
-    crowding = 0.0 if belief is None or not belief.streams else crowded(facts, view, belief, estimate, now)
+    else:
+        miss = miss_probability(facts, budget, spread, estimate, belief)
+        if belief is not None and belief.streams and miss <= beyond:
+            crowding = crowded(facts, view, belief, estimate, now)
     return Priced(view, candidate.price, candidate.terms, lateness_s(facts, estimate, 1.0), estimate, miss, crowding)
 
 

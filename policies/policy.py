@@ -38,7 +38,8 @@ class Priced(NamedTuple):
     miss: float | None = None
     """Probability that the caller's budget is missed there; `None` where the pipeline knows no tails."""
     crowding: float = 0.0
-    """Expected misses among requests already there because of this one, each with the weight of its class."""
+    """Expected misses among requests already there because of this one, each with the weight of its class; 0 where the
+    candidate's own miss ruled it out before anybody asked."""
 
 
 class Choice(NamedTuple):

@@ -31,6 +31,18 @@ class EventTooLargeError(ValueError):
     """One event is over `MAX_EVENT_BYTES`."""
 
 
+def _end_of_event(data: bytes | bytearray, start: int) -> int:
+    """Where the first event that ends after `start` ends; 0 where none does.
+
+    Looking for bytes is a hundred times as fast as the expression, which only carriage returns need.
+    """
+    if data.find(b"\r", start) < 0:
+        found = data.find(b"\n\n", start)
+        return found + 2 if found >= 0 else 0
+    match = _BLANK_LINE.search(data, start)
+    return match.end() if match is not None else 0
+
+
 class SseCutter:
     """Byte stream → events. Linear in the bytes, however they are cut."""
 
@@ -47,15 +59,15 @@ class SseCutter:
             EventTooLargeError: an event does not end within `MAX_EVENT_BYTES`.
         """
         buffer = self._buffer
-        if not buffer and data.endswith(b"\n\n") and _BLANK_LINE.search(data).end() == len(data):  # type: ignore[union-attr]
+        if not buffer and data.endswith(b"\n\n") and _end_of_event(data, 0) == len(data):
             return [data]  # the common case: one event a read
         buffer += data
         events: list[bytes] = []
         start = 0
         search_from = max(0, self._searched - 2)
-        while (match := _BLANK_LINE.search(buffer, search_from)) is not None:
-            events.append(bytes(buffer[start : match.end()]))
-            start = search_from = match.end()
+        while (end := _end_of_event(buffer, search_from)) > 0:
+            events.append(bytes(buffer[start:end]))
+            start = search_from = end
         if start:
             del buffer[:start]
         self._searched = len(buffer)

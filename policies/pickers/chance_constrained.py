@@ -19,8 +19,9 @@ Hopeless (every miss > 0.9), the miss is the same everywhere and lateness takes 
 
 so that nobody piles up without end on the cheapest machine, nor stands in the way of those that can still be in time on
 the quickest: by lateness alone, Azure's bursts of code completion lose 4 points of in-budget share in simulation, by
-price alone half of the requests wait twice as long. A request that may be shed is, once its class has had no even
-chance for a quarter of a second; `Retry-After` is when the first backend is predicted to offer one.
+price alone half of the requests wait twice as long. A request that may be shed is, where it would come more than two
+budgets late or its class has had no even chance for a quarter of a second; `Retry-After` is when the first backend is
+predicted to offer one.
 
 Candidates are weighed in order of price, as far as a lower score is possible at all; those that are not weighed stand
 in the decision with their price alone. Of those equal in price six are looked at, evenly spaced from a throw, which
@@ -52,6 +53,8 @@ LOOKED_AT = 6
 HOPELESS = 0.9
 EVEN = 0.5
 SATURATED_AFTER_S = 0.25
+LATE = 2.0
+"""In budgets: what may be shed is, rather than served later than this."""
 LATEST = 100.0
 """Budgets of lateness that weigh as much as a whole miss; beyond, later is no worse."""
 
@@ -124,18 +127,22 @@ class _Weighing:
         found = candidates[best]
         return self._chosen(best, f"{why} p={found.miss:.2g} price={found.price:.2g} of {len(order)}")
 
-    def _weigh(self, place: int) -> Priced:
+    def _weigh(self, place: int, best: float = inf) -> Priced:
+        """The candidate, weighed; with no crowding where its miss alone makes its score more than `best`."""
         candidate = self.candidates[place]
         if candidate.miss is None:
-            candidate = self.candidates[place] = weighed(self.facts, candidate, self.budget, self.spread, self.now)
+            price_of_miss = self.value * self.weight
+            beyond = (best - candidate.price) / price_of_miss if price_of_miss > 0.0 else inf
+            candidate = self.candidates[place] = weighed(
+                self.facts, candidate, self.budget, self.spread, self.now, beyond)
         return candidate
 
     def _miss(self, place: int) -> float:
         miss = self._weigh(place).miss
         return 1.0 if miss is None else miss
 
-    def _score(self, place: int) -> float:
-        found = self._weigh(place)
+    def _score(self, place: int, best: float = inf) -> float:
+        found = self._weigh(place, best)
         score = found.price + self.value * (self.weight * found.miss + found.crowding)  # type: ignore[operator]
         return score if score == score else inf
 
@@ -152,7 +159,7 @@ class _Weighing:
             turn, stride = (self.rng.randrange(equals), max(1, equals // LOOKED_AT)) if equals > 1 else (0, 1)
             for step in range(min(equals, LOOKED_AT)):
                 place = order[start + (turn + step * stride) % equals]
-                score = self._score(place)
+                score = self._score(place, best)
                 scores.append((score, place))
                 if score < best:
                     best = score
@@ -171,18 +178,23 @@ class _Weighing:
         return best, why
 
     def _hopeless(self) -> Choice:
-        facts, kind, count = self.facts, self.kind, len(self.candidates)
-        if (facts.sheddable and kind is not None and kind.hopeless_since_s is not None
-                and self.now - kind.hopeless_since_s >= SATURATED_AFTER_S):
-            least = min([self._miss(place) for place in range(count)])
-            return Choice(None, f"shed p={least:.2g} of {count}", self.candidates,
-                          retry_after_s(facts, self.budget, self.candidates))
-        late = [lateness(facts, self.budget, candidate.estimate) for candidate in self.candidates]
+        facts, candidates = self.facts, self.candidates
+        late = [lateness(facts, self.budget, candidate.estimate) for candidate in candidates]
         scores = [(c.price + self.value * (c.crowding + min(each, LATEST) / LATEST), each)
-                  for c, each in zip(self.candidates, late, strict=True)]
-        least_score = min(scores)
-        best = self._of_equals([place for place, score in enumerate(scores) if score == least_score])
-        return self._chosen(best, f"late {late[best]:.2g} budgets price={self.candidates[best].price:.2g} of {count}")
+                  for c, each in zip(candidates, late, strict=True)]
+        least = min(scores)
+        best = self._of_equals([place for place, score in enumerate(scores) if score == least])
+        if facts.sheddable and (late[best] > LATE or self._saturated()):
+            miss = min([self._miss(place) for place in range(len(candidates))])
+            return Choice(None, f"shed p={miss:.2g} late {late[best]:.2g} budgets of {len(candidates)}", candidates,
+                          retry_after_s(facts, self.budget, candidates))
+        return self._chosen(
+            best, f"late {late[best]:.2g} budgets price={candidates[best].price:.2g} of {len(candidates)}")
+
+    def _saturated(self) -> bool:
+        """The class has had no even chance anywhere for a while."""
+        since_s = None if self.kind is None else self.kind.hopeless_since_s
+        return since_s is not None and self.now - since_s >= SATURATED_AFTER_S
 
     def _of_equals(self, places: Sequence[int]) -> int:
         """One of them by dice, as the operator's weights are; the first candidate where there are none."""

@@ -10,6 +10,7 @@ from policies.policy import Price
 from policies.prices.drain_time import DrainTime
 from policies.prices.lateness import Lateness
 from policies.prices.request_cost import RequestCost
+from tests.beliefs import a_pool, believing
 from tests.policy_fleet import NOW_S, a_backend, a_request, decoding
 
 ESTIMATE = Estimate(drain_s=3.0, ttft_s=4.0, tpot_s=0.1, e2e_s=14.0)
@@ -32,6 +33,15 @@ def test_request_cost_follows_price_drift_and_sharing() -> None:
     assert cost(a_request(), a_backend(slots=4 * 32), ESTIMATE, NOW_S) == base   # a quarter of the slots share a step
     assert cost(a_request(), a_backend(slots=4 * 64), ESTIMATE, NOW_S) < base
     assert cost(a_request(), a_backend(price_per_hour=0.0), ESTIMATE, NOW_S) == 0
+
+
+def test_request_cost_leaves_out_what_is_cached() -> None:
+    cost, pool = RequestCost(reference_batch=16), a_pool()
+    view, facts = believing(a_backend(), pool), a_request(prompt_tokens=6000, session_key="s")
+    cold = cost(facts, view, ESTIMATE, NOW_S)
+    view.belief.cache.passed(facts, 4000, 4000)
+    saved_ms = 0.125 * 4000 + 6e-6 * 4000**2 / 2
+    assert cold - cost(facts, view, ESTIMATE, NOW_S) == pytest.approx(2.0 / 3600 * saved_ms / 1000)
 
 
 def test_request_cost_does_not_look_at_load() -> None:
