@@ -141,6 +141,8 @@ def sim(
     rate: Annotated[float | None, typer.Option(min=0.01, help="Requests a second instead of the usual.")] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="Seconds in which requests arrive.")] = None,
     days: Annotated[float | None, typer.Option(min=0.1, help="With `lending`: days instead of two weeks.")] = None,
+    load: Annotated[float | None, typer.Option(
+        min=0.05, help="With `lending`: the jobs' work over what training's own cards can do.")] = None,
     trace_dir: Annotated[Path | None, typer.Option(
         envvar="HEADRACE_TRACE_DIR", help="Folder with whole traces; left out: the extracts that are shipped.")] = None,
     bound: Annotated[bool, typer.Option("--bound", help="Hold each run against the clairvoyant bound.")] = False,
@@ -157,7 +159,8 @@ def sim(
     options = SimOptions(
         scenarios=of if what in ("capacity", "lending") else what, pool=pool,
         policies=tuple(filter(None, policies.split(","))),
-        seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, jobs=jobs, trace_dir=trace_dir, html=html, json=json,
+        seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, load=load,
+        jobs=jobs, trace_dir=trace_dir, html=html, json=json,
         bound=bound, timing=timing, target=target, rates=rates)
     raise typer.Exit(run(what, options))
 

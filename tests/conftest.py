@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Contracts assert in a module that no test file is: several import it, and all want to read what failed.
+pytest.register_assert_rewrite("tests.contracts.execution_engine")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A busy machine is no bug: examples are bounded in number, never in wall time.

@@ -34,6 +34,8 @@ class SimOptions:
     """In which requests arrive; `None`: 400, and 30 real ones for a validation."""
     days: float | None = None
     """Of a lending simulation; `None`: two weeks."""
+    load: float | None = None
+    """Of a lending simulation: what its jobs bring over what the training pool's own devices can do; `None`: 1."""
     jobs: int = 1
     trace_dir: Path | None = None
     html: Path | None = None

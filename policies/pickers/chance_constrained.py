@@ -178,7 +178,10 @@ class _Weighing:
         return best, why
 
     def _hopeless(self) -> Choice:
-        facts, candidates = self.facts, self.candidates
+        facts = self.facts
+        # Anew, for a miss that had ruled one out rules out nobody now.
+        candidates = self.candidates = [
+            weighed(facts, candidate, self.budget, self.spread, self.now) for candidate in self.candidates]
         late = [lateness(facts, self.budget, candidate.estimate) for candidate in candidates]
         scores = [(c.price + self.value * (c.crowding + min(each, LATEST) / LATEST), each)
                   for c, each in zip(candidates, late, strict=True)]

@@ -22,9 +22,7 @@ from allocator.execution.local import Clocks, LocalEngine
 from allocator.execution.processes import Identity, Process, lives, read_process
 from allocator.execution.record import try_lock
 from allocator.execution.values import CheckpointContract, Launch, Member, Report, RunState, Verdict
-
-pytest.register_assert_rewrite("tests.contracts.execution_engine")
-from tests.contracts.execution_engine import (  # noqa: E402
+from tests.contracts.execution_engine import (
     DEAF,
     ESCAPE,
     FOREVER,

@@ -63,8 +63,7 @@ def test_looking_no_further_than_needed_finds_the_lowest_score(
     facts: RequestFacts, fleet: FleetView, seed: int
 ) -> None:
     decision = on(facts, fleet, seed)
-    assume(decision.candidates)
-    if not decision.reason.startswith("late"):
+    if decision.candidates and not decision.reason.startswith("late"):
         found = scores(facts, fleet)
         assert found[str(name_of(decision))] == pytest.approx(min(found.values()), rel=1e-9)
 
@@ -75,9 +74,9 @@ def test_taking_away_one_that_was_not_chosen_changes_nothing(
     facts: RequestFacts, fleet: FleetView, data: st.DataObject
 ) -> None:
     decision = on(facts, fleet)
-    assume(len(decision.candidates) > 1)
     found = sorted(scores(facts, fleet).values())
-    assume(not decision.reason.startswith("late") and found[0] < found[1])
+    if len(found) < 2 or decision.reason.startswith("late") or found[0] == found[1]:
+        return   # nobody else, or dice and lateness have a say
     gone = data.draw(st.sampled_from([v for v in fleet.backends if v.spec.name != name_of(decision)]))
     rest = replace(fleet, backends=tuple(v for v in fleet.backends if v is not gone))
     after = on(facts, rest)

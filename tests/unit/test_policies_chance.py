@@ -170,17 +170,23 @@ def test_the_hopeless_do_not_pile_up_on_the_cheapest() -> None:
     assert name_of(choose(CHAT, even, quick, pool=a_pool())) == "even"
 
 
-def test_only_what_may_be_shed_is_shed_and_only_after_a_while() -> None:
-    pool, views = a_pool(), hopeless_views()
+def test_only_what_may_be_shed_is_shed_and_only_if_it_came_very_late() -> None:
     sheddable = replace(CHAT, sheddable=True)
+    assert choose(CHAT, *hopeless_views(), pool=a_pool()).chosen is not None
+    decision = choose(sheddable, *hopeless_views(), pool=a_pool())
+    assert decision.chosen is None
+    assert decision.reason.startswith("shed p=1 late ")
+    assert decision.retry_after_s is not None
+    assert len(decision.candidates) == 2
+
+
+def test_what_is_a_little_late_is_shed_once_its_class_has_had_no_chance_for_a_while() -> None:
+    pool, sheddable = a_pool(), replace(CHAT, sheddable=True)
+    views = prefilling("a", 9_000), prefilling("b", 9_500)
     assert choose(sheddable, *views, pool=pool).chosen is not None
     pool.made_class_of(CHAT).sent(1.0, NOW_S - 1.0)
     assert choose(CHAT, *views, pool=pool).chosen is not None
-    decision = choose(sheddable, *views, pool=pool)
-    assert decision.chosen is None
-    assert decision.reason == "shed p=1 of 2"
-    assert decision.retry_after_s is not None
-    assert len(decision.candidates) == 2
+    assert choose(sheddable, *views, pool=pool).chosen is None
     pool.made_class_of(CHAT).sent(0.2, NOW_S - 0.5)   # one had an even chance since
     assert choose(sheddable, *views, pool=pool).chosen is not None
 

@@ -331,3 +331,9 @@ def test_what_is_wrong_is_told(arguments: tuple[str, ...], told: str) -> None:
     code, _, error = invoke(*arguments)
     assert code == 2
     assert told in error
+
+
+def test_the_load_is_the_work_that_jobs_bring() -> None:
+    rows = [json.loads(invoke("--policies", "no_lending", "--seeds", "1", "--days", "1", "--load", load, "--json")[1])
+            ["rows"][0] for load in ("0.5", "1.5")]
+    assert rows[0]["queue_wait_mean_s"] < rows[1]["queue_wait_mean_s"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from loadtest.sim.command import SimOptions, refuse
 from loadtest.sim.lending import showing
 from loadtest.sim.lending.policies import POLICIES
-from loadtest.sim.lending.runs import DAYS, run_policy
+from loadtest.sim.lending.runs import DAYS, LOAD, run_policy
 from loadtest.sim.run import SimError, parse_seeds
 from loadtest.sim.training.rows import Outcome, Row, row_of
 from loadtest.sim.training.spread import spread_over
@@ -25,6 +25,7 @@ class Run(NamedTuple):
     policy: str
     seed: int
     days: float
+    load: float
 
     def __str__(self) -> str:
         return f"{self.scenario} {self.policy} seed {self.seed}"
@@ -55,7 +56,8 @@ def simulate(options: SimOptions) -> tuple[Row, ...]:
     days = DAYS if options.days is None else options.days
     if days < LEAST_DAYS:
         raise SimError(f"days: a day at least, or nothing is known of demand, got {days:g}")
-    runs = [Run(scenario, policy, seed, days) for scenario in scenarios for policy in policies for seed in seeds]
+    load = LOAD if options.load is None else options.load
+    runs = [Run(scenario, policy, seed, days, load) for scenario in scenarios for policy in policies for seed in seeds]
     outcomes = spread_over(options.jobs, _simulate, runs, "lending")
     pairs = [(scenario, policy) for scenario in scenarios for policy in policies]
     return tuple(row_of(scenario, policy, seeds, outcomes[place * len(seeds):(place + 1) * len(seeds)])
@@ -81,4 +83,4 @@ def usual_policies(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _simulate(run: Run) -> Outcome:
-    return run_policy(run.scenario, run.policy, run.seed, run.days)
+    return run_policy(run.scenario, run.policy, run.seed, run.days, run.load)

@@ -20,7 +20,7 @@ from loadtest.sim.training.rows import Figures, Outcome, cumulated, quantile
 from loadtest.sim.training.runs import overlap_s
 
 DAYS = 14.0
-TRAINING_LOAD = 1.0
+LOAD = 1.0
 """Mean work that the jobs bring, over what the training pool's own devices can do."""
 KNOWN_DAYS = 3
 """Days before the run that the router has seen."""
@@ -80,7 +80,7 @@ class Recalls:
         self.lost += sum(weights[run] for run, on in lies_on.items() if not on.isdisjoint(chosen))
 
 
-def run_policy(scenario: str, name: str, seed: int, days: float) -> Outcome:
+def run_policy(scenario: str, name: str, seed: int, days: float, load: float = LOAD) -> Outcome:
     """One policy on one seed."""
     policy = POLICIES[name]
     rng = Random(seed)
@@ -91,7 +91,7 @@ def run_policy(scenario: str, name: str, seed: int, days: float) -> Outcome:
     for per_s in minutes[:before]:
         lending.learn(per_s)
     router = Router(machines, minutes[before:], lending)
-    for number, job in enumerate(jobs_of_run(seed, days, TRAINING_LOAD * cluster.own_units())):
+    for number, job in enumerate(jobs_of_run(seed, days, load * cluster.own_units())):
         machines.submit(asked_job(f"j{number:04d}", job, rng), job.arrival_s, job.duration_s * job.gang)
     recalls = Recalls(machines)
     while machines.now_s < days * DAY_S or any(story.ended_s is None for story in machines.stories.values()):
