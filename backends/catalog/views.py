@@ -53,6 +53,3 @@ class FleetView:
     """Decisions taken before this one by this router: the state of round robin, so that pickers stay pure."""
     belief: Any = None
     """What the policy's learner believes of the whole: expectations and thresholds by latency class."""
-    routers: int = 1
-    """Routers that send to these backends without seeing each other's requests at once, this one included. Worker
-    processes that share their books count as one."""

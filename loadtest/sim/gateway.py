@@ -34,7 +34,7 @@ OUTCOMES = {
 class Gateway:
     """See the module's text."""
 
-    def __init__(self, pipeline: Pipeline, learner: Learner, links: list[Link], rng: Random, routers: int = 1) -> None:
+    def __init__(self, pipeline: Pipeline, learner: Learner, links: list[Link], rng: Random) -> None:
         self.pipeline = pipeline
         self.learner = learner
         self.links = links
@@ -45,7 +45,6 @@ class Gateway:
         self.decision_times_s: list[float] = []
         """The same, one by one."""
         self._rng = rng
-        self._routers = routers
         self._retry_budget = RetryBudget()
         self._sequence = 0
         self._learns = type(learner) is not NoLearner
@@ -57,8 +56,8 @@ class Gateway:
         if self._learns:
             belief = self.learner.belief
             views = [link.view(now, belief(link.name, now)) for link in self.links]
-            return FleetView(self._same(views), "", sequence, self.learner.pool_belief(now), self._routers)
-        return FleetView(self._same([link.view(now, None) for link in self.links]), "", sequence, None, self._routers)
+            return FleetView(self._same(views), "", sequence, self.learner.pool_belief(now))
+        return FleetView(self._same([link.view(now, None) for link in self.links]), "", sequence)
 
     def decide(self, flight: Flight, now: float) -> Decision:
         """Where the attempt goes. Takes the lease and tells the learner, so that the next decision sees it."""

@@ -57,7 +57,7 @@ class World:
         self.gateways = [
             Gateway(pipeline, learner,
                     [Link(spec, engine, self.half_rtt_s) for spec, engine in zip(specs, self.engines, strict=True)],
-                    dice(seed, "gateway", number), workload.gateways)
+                    dice(seed, "gateway", number))
             for number, (pipeline, learner) in enumerate(zip(pipelines, learners, strict=True))
         ]
         self.watch = Watch(workload, pool)
