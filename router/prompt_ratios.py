@@ -112,8 +112,8 @@ class PromptRatios:
     def export(self) -> dict[str, Any]:
         """All that was learned, as JSON values."""
         return {
-            "models": [[*key, cell.base, cell.counted] for key, cell in self._models.items()],
-            "tenants": [[*key, cell.base, cell.counted] for key, cell in self._tenants.items()],
+            "models": [[*key, cell.base, cell.counted] for key, cell in list(self._models.items())],
+            "tenants": [[*key, cell.base, cell.counted] for key, cell in list(self._tenants.items())],
         }
 
     def restore(self, state: Mapping[str, Any], age_s: float) -> None:

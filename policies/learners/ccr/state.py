@@ -20,17 +20,17 @@ TAILS = ("ttft", "pace", "end")
 
 
 def export(pool: PoolBelief, backends: Mapping[str, BackendBelief]) -> dict[str, Any]:
-    """Everything worth keeping."""
+    """Everything worth keeping. Tables are copied at one stroke, so that a thread may ask while they grow."""
     return {
         "v": VERSION,
         "pool": {name: getattr(pool.tails, name).export() for name in TAILS},
         "classes": [{"key": list(kind.key), "budget": [kind.budget.ttft_s, kind.budget.inter_token_s,
                                                        kind.budget.e2e_s], **kind.export()}
-                    for kind in pool.classes.values()],
+                    for kind in list(pool.classes.values())],
         "backends": {name: {"drift": belief.drift.log_ratio, "cache_tokens": belief.cache.capacity_tokens
                             if belief.cache.learned else None,
                             **{tail: getattr(belief, tail).export() for tail in TAILS}}
-                     for name, belief in backends.items()},
+                     for name, belief in list(backends.items())},
     }
 
 
