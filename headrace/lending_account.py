@@ -27,8 +27,6 @@ class Loan:
     recall_reason: str = ""
     let_go_s: float | None = None
     """The job is gone from the devices, by proof."""
-    home_s: float | None = None
-    """The devices are the lender's again."""
     serving_s: float | None = None
     """The router sends requests there again."""
     was_overdue: bool = False
@@ -46,8 +44,6 @@ class Loan:
                 self.recalled_s, self.recall_reason = self.recalled_s or now, self.recall_reason or reason
             case LoanState.RETURNING:
                 self.let_go_s = now
-            case LoanState.RETURNED | LoanState.WITHDRAWN:
-                self.home_s = now
             case LoanState.OVERDUE | LoanState.LOST:
                 self.was_overdue = True
 

@@ -23,7 +23,7 @@ Nothing here knows a backend, a clock or a socket. The shell counts, keeps the q
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -76,11 +76,6 @@ class AdmissionRules:
         floors = {name: math.floor(rules.reserved_share * self.max_in_flight + 1e-9)
                   for name, rules in self.classes.items()}
         object.__setattr__(self, "floors", {name: floor for name, floor in floors.items() if floor})
-
-    def for_one_of(self, processes: int) -> "AdmissionRules":
-        """The part of one of several processes that each count their own requests: together they keep the bounds."""
-        return replace(self, max_in_flight=max(1, self.max_in_flight // processes),
-                       max_waiting=self.max_waiting // processes)
 
 
 class Admitted(NamedTuple):

@@ -8,6 +8,7 @@ what the prices are made of.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, NamedTuple, Protocol
 
 from backends.catalog.views import BackendView, FleetView
@@ -52,6 +53,22 @@ class Choice(NamedTuple):
     """The candidates as they were weighed; those that did not need to be are as they came."""
     retry_after_s: float | None = None
     """Set with a shed request: see `Decision`."""
+
+
+def predicted_p99_s(priced: Priced, margin: float | None) -> tuple[float | None, float | None]:
+    """What the policy gave as P99 of first token and end; `None` where it predicts nothing.
+
+    An estimate that knows tails says so itself. A pipeline with a margin believes that a budget is kept where `margin`
+    times the mean keeps it, so that is its P99.
+    """
+    estimate = priced.estimate
+    if estimate is None:
+        return None, None
+    ttft_s, e2e_s = estimate.ttft_p99_s, estimate.e2e_p99_s
+    if ttft_s is None and margin is not None:
+        ttft_s, e2e_s = margin * estimate.ttft_s, margin * estimate.e2e_s
+    return (ttft_s if ttft_s is not None and isfinite(ttft_s) else None,
+            e2e_s if e2e_s is not None and isfinite(e2e_s) else None)
 
 
 class Filter(Protocol):

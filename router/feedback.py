@@ -13,7 +13,7 @@ No request fails because of what a learner does: an exception of one is logged a
 """
 
 import logging
-from math import inf, isfinite
+from math import inf
 from typing import Any, Protocol
 
 from backends.catalog.spec import BackendSpec
@@ -21,7 +21,7 @@ from backends.catalog.views import BackendView
 from policies.attempts import FailureCause
 from policies.facts import RequestFacts
 from policies.learning import End, Learner, Sent
-from policies.policy import Decision, Priced
+from policies.policy import Decision, Priced, predicted_p99_s
 from router.leases import Books
 from router.promises import Prediction
 from router.sse import Usage
@@ -208,19 +208,3 @@ def chosen_of(decision: Decision) -> Priced | None:
         if candidate.backend is chosen:
             return candidate
     return None if chosen is None else Priced(chosen, decision.price or 0.0)
-
-
-def predicted_p99_s(priced: Priced, margin: float | None) -> tuple[float | None, float | None]:
-    """What the policy gave as P99 of first token and end; `None` where it predicts nothing.
-
-    An estimate that knows tails says so itself. A pipeline with a margin believes that a budget is kept where `margin`
-    times the mean keeps it, so that is its P99.
-    """
-    estimate = priced.estimate
-    if estimate is None:
-        return None, None
-    ttft_s, e2e_s = estimate.ttft_p99_s, estimate.e2e_p99_s
-    if ttft_s is None and margin is not None:
-        ttft_s, e2e_s = margin * estimate.ttft_s, margin * estimate.e2e_s
-    return (ttft_s if ttft_s is not None and isfinite(ttft_s) else None,
-            e2e_s if e2e_s is not None and isfinite(e2e_s) else None)

@@ -50,11 +50,7 @@ class Reconciler:
     acting: Acting
     poll_s: float
     keep_runs: int
-    refused_plans: int = 0
-    """Events that the planner proposed and the world did not take: a fault of ours, to be counted."""
     reports: Mapping[str, Report] = field(default_factory=dict)
-    last_round_s: float = 0.0
-    """How long the last round took."""
     _quarantine_due_s: float = 0.0
     _complained: set[str] = field(default_factory=set)
 
@@ -62,9 +58,7 @@ class Reconciler:
         """Until the term is over. Raises Deposed, StoreError."""
         while True:
             self.keeper.changed.clear()
-            began_s = time.monotonic()
             await self.round()
-            self.last_round_s = time.monotonic() - began_s
             if self.acting.failure is not None:
                 raise self.acting.failure
             pause_s = self.keeper.world.config.rules.tick_s
@@ -87,7 +81,6 @@ class Reconciler:
     def _planned(self, world: World, now_s: float) -> Iterable[Event]:
         planned = plan(world, now_s)
         for event, refusal in planned.refused:
-            self.refused_plans += 1
             log.error("the planner proposed %s, refused: %s", type(event).__name__, refusal)
         return planned.events
 

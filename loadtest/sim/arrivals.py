@@ -91,21 +91,6 @@ class Crowd:
         return self.calm.at(t_s) * (self.factor if self.from_s <= t_s < self.to_s else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Stepwise:
-    """A rate that changes at even distances; the last value holds for ever."""
-
-    rates_per_s: tuple[float, ...]
-    step_s: float
-
-    @property
-    def peak(self) -> float:
-        return max(self.rates_per_s)
-
-    def at(self, t_s: float) -> float:
-        return self.rates_per_s[min(len(self.rates_per_s) - 1, int(t_s / self.step_s))]
-
-
 def draw_arrivals(rate: Rate, seconds: float, rng: Random) -> list[float]:
     """Times of arrival before `seconds`, in order."""
     times: list[float] = []

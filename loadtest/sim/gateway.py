@@ -16,7 +16,7 @@ from loadtest.sim.link import Link
 from policies.attempts import AttemptRules, Failure, FailureCause, Retry, RetryBudget, next_attempt
 from policies.learning import End, Learner, NoLearner
 from policies.pipeline import decide
-from policies.policy import Decision, Pipeline, Priced
+from policies.policy import Decision, Pipeline, Priced, predicted_p99_s
 from router.fleet import BOOK_SUCCESSES_EVERY_S
 from router.leases import Lease
 
@@ -40,10 +40,8 @@ class Gateway:
         self.links = links
         self.index = {link.name: number for number, link in enumerate(links)}
         self.decisions = 0
-        self.decision_s = 0.0
-        """Real seconds spent in `decide`."""
         self.decision_times_s: list[float] = []
-        """The same, one by one."""
+        """Real seconds that each call of `decide` took."""
         self._rng = rng
         self._retry_budget = RetryBudget()
         self._sequence = 0
@@ -67,7 +65,6 @@ class Gateway:
         decision = decide(self.pipeline, facts, fleet, now, self._rng)
         took = perf_counter() - began
         self.decisions += 1
-        self.decision_s += took
         self.decision_times_s.append(took)
         chosen = decision.chosen
         if chosen is None:
@@ -77,7 +74,7 @@ class Gateway:
         flight.backend = self.index[chosen.spec.name]
         flight.first_token_at_s = None
         flight.tokens_before = 1
-        flight.ttft_p99_s, flight.e2e_p99_s = predicted_p99(priced, self.pipeline.margin)
+        flight.ttft_p99_s, flight.e2e_p99_s = predicted_p99_s(priced, self.pipeline.margin)
         flight.miss = priced.miss
         flight.sent = self.learner.sent(facts, priced, now)
         link = self.links[flight.backend]
@@ -184,17 +181,3 @@ class Gateway:
                          RULES)
         link.health = after
         link.changed()
-
-
-def predicted_p99(priced: Priced, margin: float | None) -> tuple[float | None, float | None]:
-    """What the policy gave as P99 of first token and of the end; (`None`, `None`) where it predicts nothing.
-
-    An estimate that knows tails says so itself. A pipeline with a margin believes that a budget is kept where `margin`
-    times the mean keeps it, so that is its P99.
-    """
-    estimate = priced.estimate
-    if estimate is None:
-        return None, None
-    if estimate.ttft_p99_s is not None or margin is None:
-        return estimate.ttft_p99_s, estimate.e2e_p99_s
-    return margin * estimate.ttft_s, margin * estimate.e2e_s

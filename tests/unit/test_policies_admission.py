@@ -71,12 +71,6 @@ def test_retry_after_is_when_enough_have_ended() -> None:
     assert admit(RULES, full, "chat", ended_per_s=1e9) == Refused(Refusal.FULL, 1.0)
 
 
-def test_the_parts_of_several_processes_keep_the_bounds_together() -> None:
-    part = RULES.for_one_of(4)
-    assert (part.max_in_flight, part.max_waiting, part.floors) == (2, 0, {})
-    assert AdmissionRules(3, 9).for_one_of(8).max_in_flight == 1
-
-
 def test_a_request_waits_for_a_part_of_its_budget_and_only_where_that_may_help() -> None:
     assert wait_s(facts(), None) == pytest.approx(0.4)
     assert wait_s(facts(waited_s=0.3), None) == pytest.approx(0.1)
