@@ -8,8 +8,9 @@ from pathlib import Path
 from loadtest.sim import showing
 from loadtest.sim.pools import UnknownPool, find_pool
 from loadtest.sim.rows import Row, gather
-from loadtest.sim.run import Job, SimError, lay_out, parse_seeds, policy_spec, progress, run_jobs, trace_dir
+from loadtest.sim.run import Job, SimError, lay_out, parse_seeds, policy_spec, run_jobs, trace_dir
 from loadtest.sim.scenarios import SCENARIOS, SECONDS, Scenario, UnknownScenario, find_scenarios
+from loadtest.sim.spread import progress
 from loadtest.sim.traces import TraceMissing
 from loadtest.sim.workload import WARM_UP_S
 

@@ -2,19 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.sim.measures import Measures, NothingCounted, measure
 from loadtest.sim.pools import find_pool
 from loadtest.sim.scenarios import SCENARIOS, SECONDS, Setting
+from loadtest.sim.spread import spread_over
 from loadtest.sim.workload import Workload
 from loadtest.sim.world import World
 from policies.registry import build_learner, build_pipeline
@@ -39,6 +34,9 @@ class Job:
     rate_per_s: float
     seconds: float = SECONDS
     trace_dir: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.scenario} {self.policy} seed {self.seed} at {self.rate_per_s:g}/s"
 
 
 def policy_spec(text: str) -> PolicySpec:
@@ -95,44 +93,7 @@ def run_job(job: Job) -> Measures:
 
 def run_jobs(jobs: Sequence[Job], processes: int = 1) -> list[Measures]:
     """The numbers of all, in the order of the jobs; progress goes to standard error."""
-    with progress(len(jobs), "sim") as advance:
-        if processes <= 1 or len(jobs) <= 1:
-            results = []
-            for job in jobs:
-                results.append(run_job(job))
-                advance(_what(job))
-            return results
-        # Spawned, not forked: a fork of a process with threads (a test run, a notebook) can hang.
-        with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-            futures: dict[Future[Measures], int] = {pool.submit(run_job, job): at for at, job in enumerate(jobs)}
-            found: dict[int, Measures] = {}
-            try:
-                for future in as_completed(futures):
-                    found[futures[future]] = future.result()
-                    advance(_what(jobs[futures[future]]))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            return [found[at] for at in range(len(jobs))]
-
-
-def _what(job: Job) -> str:
-    return f"{job.scenario} {job.policy} seed {job.seed} at {job.rate_per_s:g}/s"
-
-
-@contextmanager
-def progress(total: int, title: str) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error; nothing where that is no terminal, or where there is one run only."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4,
-                  disable=not console.is_terminal or total < 2) as bar:
-        task = bar.add_task(title, total=total)
-
-        def advance(what: str) -> None:
-            bar.update(task, description=what, advance=1)
-
-        yield advance
+    return spread_over(processes, run_job, jobs, "sim")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from loadtest.sim.lending import showing
 from loadtest.sim.lending.policies import POLICIES
 from loadtest.sim.lending.runs import DAYS, LOAD, run_policy
 from loadtest.sim.run import SimError, parse_seeds
+from loadtest.sim.spread import spread_over
 from loadtest.sim.training.rows import Outcome, Row, row_of
-from loadtest.sim.training.spread import spread_over
 
 SCENARIOS = {
     "diurnal": "28 clients of ServeGen that are always there: days and nights, three to one",

@@ -14,7 +14,8 @@ from loadtest.sim.classes import STANDARD, by_name, draw_sizes, shares
 from loadtest.sim.lending.serving import miss_share, pool_capacity_per_s, replica_of
 from loadtest.sim.measures import measure
 from loadtest.sim.pools import Pool
-from loadtest.sim.run import policy_spec, progress
+from loadtest.sim.run import policy_spec
+from loadtest.sim.spread import progress
 from loadtest.sim.workload import SimRequest, Workload
 from loadtest.sim.world import World
 from policies.registry import build_learner, build_pipeline

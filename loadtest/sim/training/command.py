@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from loadtest.sim.command import SimOptions, refuse
 from loadtest.sim.run import SimError, parse_seeds
+from loadtest.sim.spread import spread_over
 from loadtest.sim.training import showing
 from loadtest.sim.training.gavel import JOBS_PER_HOUR
 from loadtest.sim.training.rows import Outcome, Row, row_of
 from loadtest.sim.training.runs import POLICIES, run_policy
-from loadtest.sim.training.spread import spread_over
 
 SCENARIO = "gavel"
 SEEDS = "0,1"

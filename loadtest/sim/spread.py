@@ -1,11 +1,13 @@
 """Many runs over some processes: the same answers in the same order, however many there are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TypeVar
 
-from loadtest.sim.run import progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -32,3 +34,18 @@ def spread_over(processes: int, work: Callable[[Task], Answer], tasks: Sequence[
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
             return [found[place] for place in range(len(tasks))]
+
+
+@contextmanager
+def progress(total: int, title: str) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error; nothing where that is no terminal, or where there is one run only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4,
+                  disable=not console.is_terminal or total < 2) as bar:
+        task = bar.add_task(title, total=total)
+
+        def advance(what: str) -> None:
+            bar.update(task, description=what, advance=1)
+
+        yield advance
