@@ -16,6 +16,7 @@ from tests.processes import (
     OpenLoad,
     RawStream,
     Shape,
+    ask,
     failures,
     fake_engines,
     gateway_process,
@@ -169,3 +170,27 @@ def test_a_real_engine_killed_by_its_pid_loses_only_streams_that_had_begun(
         assert len(load.records) == load.started
         check_only_begun_streams_failed(load.records, victim.name, killed_s)
         gateway.await_empty_books()
+
+
+def test_P38_with_every_backend_frozen_the_gateways_own_pages_answer_at_once(tmp_path: Path) -> None:
+    """Kernels still accept connections for them, and nobody ever says a word: whoever waits for one waits for long."""
+    probe_timeout_s = 2.0
+    took_s: dict[str, list[float]] = {path: [] for path in ("/health", "/liveness", "/readiness", "/metrics")}
+    with (
+        fake_engines(tmp_path, ["b0", "b1", "b2", "b3"]) as engines,
+        gateway_process(
+            tmp_path, [engine.backend for engine in engines], poll={"interval_s": 0.1, "timeout_s": probe_timeout_s}
+        ) as gateway,
+    ):
+        for engine in engines:
+            engine.freeze()
+        until(lambda: any(gateway.health(engine.name) not in IN_SERVICE for engine in engines), "one to be out")
+        for _ in range(30):
+            for path, times in took_s.items():
+                asked_s = time.monotonic()
+                status, _ = ask(gateway.url, path)
+                times.append(time.monotonic() - asked_s)
+                assert status == 200 or (path, status) == ("/readiness", 503)
+            time.sleep(0.02)
+    print({path: f"at most {1000 * max(times):.1f} ms" for path, times in took_s.items()})
+    assert max(map(max, took_s.values())) < probe_timeout_s / 4

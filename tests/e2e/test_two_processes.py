@@ -1,5 +1,6 @@
 """Two gateways and one port; the end of a gateway while streams are open."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -114,3 +115,37 @@ def test_what_outlasts_the_drain_is_cut_off_visibly_and_the_process_ends_in_time
         print(f"drain of {drain_s:g} s over after {took_s:.2f} s")
         assert took_s >= drain_s - 0.5
         until(lambda: engine.in_flight() == 0, "the engine to be let go")
+
+
+def test_P49_a_drain_with_three_hundred_streams_ends_two_hundred_well_and_tells_the_rest(tmp_path: Path) -> None:
+    drain_s = 6.0
+    with (
+        fake_engines(tmp_path, ["b0", "b1"]) as engines,
+        gateway_process(
+            tmp_path, [{**engine.backend, "slots": 256} for engine in engines], timeouts={"drain_s": drain_s}
+        ) as gateway,
+        contextlib.ExitStack() as open_streams,
+    ):
+        assert gateway.process is not None
+
+        def opened(count: int, max_tokens: int) -> list[RawStream]:
+            return [
+                open_streams.enter_context(RawStream(gateway.url, max_tokens=max_tokens).send()) for _ in range(count)
+            ]
+
+        endless, short = opened(100, ENDLESS_TOKENS), opened(200, SHORT_TOKENS // 2)
+        for stream in [*endless, *short]:
+            stream.read_until(b" t3")
+        asked_s = time.monotonic()
+        gateway.send_signal(signal.SIGTERM)
+        until(lambda: not answers(gateway.url, "/readiness"), "the listener to close")
+        for stream in short:
+            stream.read_to_end()
+        assert all(stream.ended_well for stream in short)
+        for stream in endless:
+            stream.read_to_end()
+        assert all(b"gateway_stopping" in stream.seen for stream in endless), "each is told why"
+        assert not any(stream.body_is_whole for stream in endless)
+        assert gateway.process.wait(timeout=drain_s + 8) == 0
+        print(f"drain of {drain_s:g} s with 300 streams over after {time.monotonic() - asked_s:.2f} s")
+        until(lambda: sum(engine.in_flight() for engine in engines) == 0, "the engines to be let go")

@@ -233,3 +233,20 @@ def test_sixty_backends_share_the_work() -> None:
     run = run_job(Job("burst", "site:60", "round_robin", 1, 60.0, 34.0))
     assert len(run.shares) == 60
     assert max(run.shares.values()) < 0.04
+
+
+def test_P42_counts_that_outlive_long_requests_keep_four_twins_level_for_forty_minutes() -> None:
+    """Requests of some 80 s, longer than a counter lives elsewhere; here nothing expires and nothing goes negative."""
+    slow = replace(CARD, decode_base_ms=200.0, kv_capacity_tokens=1_000_000)
+    twins = Pool("twins", tuple(
+        SimBackend(f"b{number}", "only", "x", "fp8", slow, 256, 2048, 1.0, 16) for number in range(4)
+    ))  # fmt: skip
+    requests = poisson(2.0, 4800, prompt=200, output=400)
+    assert requests[-1].arrival_s > 2200
+    found = world_of(twins, workload(requests), "least_inflight").outcomes
+    assert all(outcome.fate is Fate.SERVED for outcome in found)
+    assert mean(outcome.end_s - outcome.request.arrival_s for outcome in found) > 60
+    served = Counter(outcome.backend for outcome in found)
+    shares = [100 * served[number] / len(found) for number in range(4)]
+    print(f"shares {shares}")
+    assert max(shares) - min(shares) < 5
