@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from backends.addresses import Addresses, Resolve, resolve
+from backends.turns import BIG_READ_BYTES, Turns
 
 MAX_HEAD_BYTES = 64 * 1024
 Headers = list[tuple[bytes, bytes]]
@@ -243,6 +244,8 @@ class Connection(asyncio.Protocol):
                 self._fail(UpstreamError(UpstreamFault.PROTOCOL, str(error.__context__ or error)))
             return
         self._deliver(call)
+        if len(data) >= BIG_READ_BYTES:
+            self._wait_a_turn()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
@@ -348,6 +351,17 @@ class Connection(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
+    def _wait_a_turn(self) -> None:
+        transport = self._transport
+        if not self._reading_paused and transport is not None and not transport.is_closing():
+            transport.pause_reading()
+            self._pool.turns.wait(self._loop, self._take_turn)
+
+    def _take_turn(self) -> None:
+        transport = self._transport
+        if not self._reading_paused and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
     def abort(self) -> None:
         """Close the socket at once; the backend sees its client gone."""
         self.lost = True
@@ -416,7 +430,10 @@ class Connection(asyncio.Protocol):
 class UpstreamPool:
     """Connections to one backend."""
 
-    def __init__(self, url: str, limits: PoolLimits | None = None, *, ask: Resolve = resolve) -> None:
+    def __init__(
+        self, url: str, limits: PoolLimits | None = None, *, turns: Turns | None = None, ask: Resolve = resolve
+    ) -> None:
+        self.turns = turns or Turns()
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ValueError(f"not an http(s) URL: {url!r}")

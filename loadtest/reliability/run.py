@@ -1,11 +1,12 @@
 """The command: run figures, print what was measured against its bound."""
 
-import asyncio
 import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+
+import uvloop
 
 from loadtest.reliability.amplification import figure_e
 from loadtest.reliability.bad_input import figure_g
@@ -48,7 +49,7 @@ def run_reliability(figures: Sequence[str] = (), *, size: Size = Size.CI, as_jso
     missed = False
     for figure in wanted:
         try:
-            found = asyncio.run(measure(figure, size))
+            found = uvloop.run(measure(figure, size))
         except StackError as error:
             print(f"figure {figure} could not be taken: {error}", file=sys.stderr)
             return 2

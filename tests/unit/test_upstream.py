@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -690,3 +692,42 @@ async def test_a_call_may_leave_in_each_hook_and_hears_no_more(hook: str) -> Non
         assert heard == names[: names.index(hook) + 1]
         assert pool.active_connections == 0
         assert pool.idle_connections == (1 if hook == "on_end" else 0)
+
+
+# --- many big answers -----------------------------------------------------------------------------------------------
+
+
+async def test_big_answers_take_turns_and_leave_the_rest_of_each_turn_to_others() -> None:
+    """Read as they come, sixteen full sockets would be emptied within one turn of the loop."""
+    answer_bytes, number, most_a_read = 4_000_000, 16, 2**18
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % answer_bytes
+    with socket.create_server(("127.0.0.1", 0), backlog=number) as listener, ThreadPoolExecutor(number) as threads:
+
+        def answer() -> None:
+            with listener.accept()[0] as peer:
+                peer.recv(65536)
+                peer.sendall(head + bytes(answer_bytes))
+
+        served = [threads.submit(answer) for _ in range(number)]
+        loop, taken = asyncio.get_running_loop(), [0]
+
+        def next_turn() -> None:
+            taken.append(0)
+            ticking[0] = loop.call_soon(next_turn)
+
+        ticking = [loop.call_soon(next_turn)]
+
+        class Counting(AwaitedCall):
+            def on_body(self, data: bytes) -> None:
+                taken[-1] += len(data)
+                super().on_body(data)
+
+        pool = UpstreamPool("http://{}:{}".format(*listener.getsockname()))
+        calls = [send(pool, b"{}", call=Counting()) for _ in range(number)]
+        await asyncio.gather(*[call.whole() for call in calls])
+        ticking[0].cancel()
+        assert [len(call.body) for call in calls] == [answer_bytes] * number
+        assert all(done.exception() is None for done in served)
+        busy = [count for count in taken if count]
+        assert max(busy) <= number * most_a_read, "each socket is read once before any is read twice"
+        assert sorted(busy)[len(busy) * 9 // 10] <= 3 * most_a_read, "then they take turns"
