@@ -11,10 +11,10 @@ BIG_READ_BYTES = 64 * 1024
 class Turns:
     """A queue of sockets that were read in full and wait to be read on.
 
-    libuv reads a socket that fills its buffer (256,000 bytes in uvloop) up to 32 times before it looks at the next. With
-    some tens of answers of megabytes a turn of the loop then takes most of a second, and everybody waits for it. A socket
-    in this queue is not read; one leaves it each turn, first come first served, which is about 2 ms of relaying. Sockets
-    that bring little at a time are never in it.
+    libuv reads a socket that fills its buffer (256,000 bytes in uvloop) up to 32 times before it looks at the next.
+    With some tens of answers of megabytes a turn of the loop then takes most of a second, and everybody waits for it.
+    A socket in this queue is not read; one leaves it each turn, first come first served, which is about 2 ms of
+    relaying. Sockets that bring little at a time are never in it.
     """
 
     def __init__(self) -> None:
