@@ -1,4 +1,4 @@
-"""The loop's turns, shared out among sockets that could each fill one."""
+"""The loop's turns, shared out among those that could each fill one."""
 
 import asyncio
 from collections import deque
@@ -9,25 +9,25 @@ BIG_READ_BYTES = 64 * 1024
 
 
 class Turns:
-    """A queue of sockets that were read in full and wait to be read on.
+    """A queue of those that could fill a turn of the loop on their own: one goes on each turn, first come first served.
 
-    libuv reads a socket that fills its buffer (256,000 bytes in uvloop) up to 32 times before it looks at the next.
-    With some tens of answers of megabytes a turn of the loop then takes most of a second, and everybody waits for it.
-    A socket in this queue is not read; one leaves it each turn, first come first served, which is about 2 ms of
-    relaying. Sockets that bring little at a time are never in it.
+    Full sockets are one kind. libuv reads a socket that fills its buffer (256,000 bytes in uvloop) up to 32 times
+    before it looks at the next; with some tens of answers of megabytes a turn then takes most of a second, and
+    everybody waits for it. Here such a socket is read once and waits, which makes about 2 ms of relaying a turn. Bodies
+    of megabytes that are to be parsed are another kind. Whoever does little at a time is never in the queue.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
 
-    def wait(self, loop: asyncio.AbstractEventLoop, read_on: Callable[[], None]) -> None:
-        """Call `read_on` when its turn has come: in the loop's next at the earliest."""
+    def wait(self, loop: asyncio.AbstractEventLoop, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when its turn has come: in the loop's next at the earliest."""
         if not self._waiting:
             loop.call_soon(self._next, loop)
-        self._waiting.append(read_on)
+        self._waiting.append(go_on)
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        read_on = self._waiting.popleft()
+        go_on = self._waiting.popleft()
         if self._waiting:
             loop.call_soon(self._next, loop)
-        read_on()
+        go_on()
