@@ -84,6 +84,12 @@ def crossing(curve: Sequence[tuple[float, float]], target: float) -> float | Non
     return rate + (share - target) / (share - next_share) * (next_rate - rate)
 
 
+def given_up(shares: Sequence[float], target: float) -> bool:
+    """Whether a policy with these in-budget shares, by rising rate, need not be tried any higher."""
+    tail = shares[-MISSES_TO_GIVE_UP:]
+    return len(tail) == MISSES_TO_GIVE_UP and all(share < target for share in tail)
+
+
 def find_capacities(options: SimOptions) -> tuple[Capacity, ...]:
     """Sweep every scenario and policy. Raises what `command.simulate` does."""
     pool = find_pool(options.pool)
@@ -97,7 +103,8 @@ def find_capacities(options: SimOptions) -> tuple[Capacity, ...]:
     for scenario in find_scenarios(options.scenarios or USUAL):
         levels: dict[str, list[Level]] = {policy: [] for policy in policies}
         for rate in ladder:
-            alive = [policy for policy in policies if not _given_up(levels[policy], target)]
+            alive = [policy for policy in policies
+                     if not given_up([level.in_budget for level in levels[policy]], target)]
             jobs = [Job(scenario.name, options.pool, policy, seed, rate, options.length_s, folder)
                     for policy in alive for seed in seeds]
             if jobs:
@@ -144,11 +151,6 @@ def _table(capacities: Sequence[Capacity]) -> Table:
         curve = "  ".join(f"{level.rate_per_s:g}: {100 * level.in_budget:.1f}" for level in capacity.levels)
         table.add_row(capacity.policy, word, curve)
     return table
-
-
-def _given_up(levels: Sequence[Level], target: float) -> bool:
-    tail = levels[-MISSES_TO_GIVE_UP:]
-    return len(tail) == MISSES_TO_GIVE_UP and all(level.in_budget < target for level in tail)
 
 
 def _level(rate_per_s: float, runs: Sequence[Measures]) -> Level:

@@ -1,9 +1,11 @@
 """`headrace sim`: plans the runs, drives them, and says what came out."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from loadtest.sim import showing
 from loadtest.sim.pools import UnknownPool, find_pool
@@ -16,6 +18,8 @@ from loadtest.sim.workload import WARM_UP_S
 
 DEFAULT_POLICIES = ("headrace", "weighted_least_request", "p2c", "round_robin")
 TARGET = 0.99
+Found = TypeVar("Found")
+Shown = TypeVar("Shown", contravariant=True)
 SEEDS = "1-5"
 
 
@@ -49,6 +53,14 @@ class SimOptions:
     """Of a capacity: the in-budget share to hold."""
     rates: str = ""
     """Of a capacity: rates to try, by commas; none: the usual ladder."""
+    unseen: str = ""
+    """Of a scorecard: seeds that nothing was tuned on; none: the usual ones."""
+    subject: str = ""
+    """Of a scorecard: the policy that is judged; none: `headrace`."""
+    quick: bool = False
+    """Of a scorecard: a few short runs, to see that it works."""
+    keep: Path | None = None
+    """Of a scorecard: the folder of answers already computed."""
 
     @property
     def length_s(self) -> float:
@@ -59,9 +71,10 @@ WRONG = (SimError, UnknownScenario, UnknownPool, TraceMissing)
 
 
 def run(what: str, options: SimOptions) -> int:
-    """The command: `what` is `list`, `capacity`, `validate`, `training`, `lending`, or else the scenarios.
+    """The command: `what` is `list`, `capacity`, `validate`, `scorecard`, `training`, `lending`, or else the scenarios.
 
-    Exit code 0: done; 1: the simulator and the real gateway do not agree; 2: it could not take place.
+    Exit code 0: done; 1: the simulator and the real gateway do not agree, or a claim does not hold; 2: it could not
+    take place.
     """
     match what:
         case "list":
@@ -70,6 +83,10 @@ def run(what: str, options: SimOptions) -> int:
             return run_capacity(options)
         case "validate":
             return run_validation(options)
+        case "scorecard":
+            from loadtest.sim.scorecard.command import run_scorecard
+
+            return run_scorecard(options)
         case "training":
             from loadtest.sim.training.command import run_training
 
@@ -84,15 +101,27 @@ def run(what: str, options: SimOptions) -> int:
 
 def run_sim(options: SimOptions) -> int:
     """Run scenarios and report."""
+    from loadtest.sim import charts
+
+    return report(options, simulate, charts.write, partial(showing.show, timing=options.timing))
+
+
+class Show(Protocol[Shown]):
+    """Prints what came out, as a table or as JSON, and says where the page is."""
+
+    def __call__(self, rows: Shown, /, *, json: bool, report: str | None) -> None: ...
+
+
+def report(options: SimOptions, find: Callable[[SimOptions], Found], write_page: Callable[[Found, Path], None],
+           show: Show[Found]) -> int:
+    """Find the rows, write the page where one is asked for, print. Exit code 0, or 2 where it could not take place."""
     try:
-        rows = simulate(options)
+        rows = find(options)
     except WRONG as error:
         return refuse(error)
     if options.html:
-        from loadtest.sim import charts
-
-        charts.write(rows, options.html)
-    showing.show(rows, json=options.json, timing=options.timing, report=str(options.html) if options.html else None)
+        write_page(rows, options.html)
+    show(rows, json=options.json, report=str(options.html) if options.html else None)
     return 0
 
 
@@ -177,10 +206,24 @@ def check_length(seconds: float) -> None:
 
 def usual_policies(given: Sequence[str]) -> tuple[str, ...]:
     """The policies without doubles, each known to be one; the usual few where none is given. Raises `SimError`."""
-    policies = tuple(dict.fromkeys(filter(None, (policy.strip() for policy in given)))) or DEFAULT_POLICIES
+    policies = without_doubles(given) or DEFAULT_POLICIES
     for policy in policies:
         policy_spec(policy)
     return policies
+
+
+def known_policies(given: Sequence[str], known: Collection[str], of: str) -> tuple[str, ...]:
+    """Those given, without doubles; all where none is given. Raises `SimError` for one that is not known."""
+    policies = without_doubles(given) or tuple(known)
+    for policy in policies:
+        if policy not in known:
+            raise SimError(f"no {of} policy {policy!r}: there are {', '.join(known)}")
+    return policies
+
+
+def without_doubles(given: Sequence[str]) -> tuple[str, ...]:
+    """Names in the order given, each once and without spaces around it."""
+    return tuple(dict.fromkeys(filter(None, map(str.strip, given))))
 
 
 def usual_rate(scenario: Scenario, scale: float) -> float:

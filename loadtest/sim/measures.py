@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from typing import NamedTuple
 
 from loadtest.measured import percentile
 from loadtest.sim.flight import Fate, Outcome
@@ -18,6 +19,24 @@ from loadtest.sim.world import World
 
 CDF_POINTS = 101
 TIME_BINS = 80
+MOST_LINES = 16
+"""Nobody can read the time lines of more backends."""
+
+
+class Tally(NamedTuple):
+    """How many of how many: a share that says how much is known of it."""
+
+    within: int = 0
+    of: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """`None` of nothing."""
+        return self.within / self.of if self.of else None
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Both together."""
+        return Tally(self.within + other.within, self.of + other.of)
 
 
 class NothingCounted(ValueError):
@@ -48,8 +67,10 @@ class Measures:
     coverage_p99: float | None
     """Of first tokens."""
     coverage_e2e_p99: float | None
-    coverage_by_backend: Mapping[str, float]
-    coverage_by_class: Mapping[str, float]
+    coverage: Mapping[str, Mapping[str, Tally]]
+    """Of first tokens, by backend and class; only pairs that served."""
+    coverage_timelines: Mapping[str, tuple[Tally, ...]]
+    """The same by backend and time of arrival, in bins as `timeline`."""
     miss_predicted: float | None
     """Mean probability of a miss that the policy gave the requests it accepted; beside it, what came true."""
     miss_seen: float | None
@@ -102,8 +123,8 @@ def measure(world: World) -> Measures:
         by_class=by_class,
         coverage_p99=_share(covered, _within_ttft),
         coverage_e2e_p99=_share([o for o in served if o.predicted_e2e_p99_s is not None], _within_e2e),
-        coverage_by_backend=_shares_by(covered, lambda outcome: names[outcome.backend or 0], _within_ttft),
-        coverage_by_class=_shares_by(covered, lambda outcome: outcome.request.latency_class, _within_ttft),
+        coverage=_coverage(covered, names),
+        coverage_timelines=_coverage_timelines(covered, names, workload.seconds),
         miss_predicted=mean([outcome.miss or 0.0 for outcome in judged]) if judged else None,
         miss_seen=_share(judged, lambda outcome: not outcome.in_budget),
         hit_rate=_hit_rate(served, workload),
@@ -155,6 +176,32 @@ def _shares_by(
     return {name: sum(map(holds, group)) / len(group) for name, group in sorted(groups.items())}
 
 
+def _coverage(covered: Sequence[Outcome], names: Sequence[str]) -> dict[str, dict[str, Tally]]:
+    asked: Counter[tuple[int, str]] = Counter()
+    kept: Counter[tuple[int, str]] = Counter()
+    for outcome in covered:
+        pair = (outcome.backend or 0, outcome.request.latency_class)
+        asked[pair] += 1
+        kept[pair] += _within_ttft(outcome)
+    found: dict[str, dict[str, Tally]] = {}
+    for backend, name in sorted(asked):
+        found.setdefault(names[backend], {})[name] = Tally(kept[backend, name], asked[backend, name])
+    return found
+
+
+def _coverage_timelines(
+    covered: Sequence[Outcome], names: Sequence[str], seconds: float
+) -> dict[str, tuple[Tally, ...]]:
+    if len(names) > MOST_LINES:
+        return {}
+    bins = [[[0, 0] for _ in range(TIME_BINS)] for _ in names]
+    for outcome in covered:
+        tally = bins[outcome.backend or 0][_bin(outcome.request.arrival_s, seconds)]
+        tally[0] += _within_ttft(outcome)
+        tally[1] += 1
+    return {name: tuple([Tally(*tally) for tally in row]) for name, row in zip(names, bins, strict=True)}
+
+
 def _backend_shares(served: Sequence[Outcome], names: Sequence[str]) -> dict[str, float]:
     counts = Counter(outcome.backend for outcome in served)
     return {name: counts[number] / len(served) if served else 0.0 for number, name in enumerate(names)}
@@ -190,8 +237,8 @@ def _timeline(counted: Sequence[Outcome], seconds: float) -> tuple[float | None,
 
 
 def _share_timelines(served: Sequence[Outcome], names: Sequence[str], seconds: float) -> dict[str, tuple[float, ...]]:
-    if len(names) > 16:
-        return {}  # nobody can read so many lines
+    if len(names) > MOST_LINES:
+        return {}
     counts = [[0] * TIME_BINS for _ in names]
     for outcome in served:
         counts[outcome.backend or 0][_bin(outcome.request.arrival_s, seconds)] += 1

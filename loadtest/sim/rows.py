@@ -1,10 +1,11 @@
 """One row a scenario and policy: means over seeds, and how far seeds lie apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from statistics import mean, stdev
 
-from loadtest.sim.measures import Measures
+from loadtest.sim.measures import Measures, Tally
 
 DIGITS = 9
 """Of figures in JSON: enough for any use, few enough that sums in another order would not show."""
@@ -43,6 +44,10 @@ class Row:
         return {name: mean([getattr(run, figure)[name] for run in self.runs if name in getattr(run, figure)])
                 for name in names}
 
+    def coverage(self) -> dict[str, dict[str, Tally]]:
+        """First tokens within their predicted P99, by backend and class, over all seeds."""
+        return pooled([run.coverage for run in self.runs])
+
     def _known(self, figure: str) -> list[float]:
         return [value for run in self.runs if (value := getattr(run, figure)) is not None]
 
@@ -63,6 +68,7 @@ class Row:
         """What the row has beyond its figures: spread over seeds, classes, backends, faults."""
         spread = ("in_budget", "cost_per_1k_in_budget", "ttft_p99_s", "late", "shed", "lost")
         more = ("worst_class", "retried", "coverage_e2e_p99", "miss_predicted", "miss_seen", "hit_rate", "detection_s")
+        covered = self.coverage()
         return {
             "scenario": self.scenario, "policy": self.policy, "pool": self.pool, "rate_per_s": self.rate_per_s,
             "seconds": self.seconds, "requests": sum(run.requests for run in self.runs),
@@ -71,8 +77,35 @@ class Row:
             "cost_by_seed": [_rounded(run.cost_per_1k_in_budget) for run in self.runs],
             **{name: _rounded(self.mean(name)) for name in more},
             **{name: {key: _rounded(value) for key, value in self.means(name).items()}
-               for name in ("by_class", "busy", "coverage_by_backend", "coverage_by_class")},
+               for name in ("by_class", "busy")},
+            "coverage_by_backend": {name: _rounded(tally.share) for name, tally in by_backend(covered).items()},
+            "coverage_by_class": {name: _rounded(tally.share) for name, tally in by_class(covered).items()},
+            "coverage": {backend: {name: list(tally) for name, tally in cells.items()}
+                         for backend, cells in covered.items()},
         }
+
+
+def pooled(runs: Iterable[Mapping[str, Mapping[str, Tally]]]) -> dict[str, dict[str, Tally]]:
+    """Tallies of several runs in one, in the order in which backends and classes are first met."""
+    found: dict[str, dict[str, Tally]] = {}
+    for run in runs:
+        for backend, cells in run.items():
+            row = found.setdefault(backend, {})
+            for name, tally in cells.items():
+                row[name] = row.get(name, Tally()).plus(tally)
+    return found
+
+
+def by_backend(coverage: Mapping[str, Mapping[str, Tally]]) -> dict[str, Tally]:
+    """Over classes."""
+    return {backend: reduce(Tally.plus, cells.values(), Tally()) for backend, cells in coverage.items()}
+
+
+def by_class(coverage: Mapping[str, Mapping[str, Tally]]) -> dict[str, Tally]:
+    """Over backends, by name."""
+    names = sorted({name for cells in coverage.values() for name in cells})
+    return {name: reduce(Tally.plus, [cells[name] for cells in coverage.values() if name in cells], Tally())
+            for name in names}
 
 
 def gather(jobs_per_row: Sequence[tuple[str, str, str, float, float, tuple[int, ...]]],

@@ -154,6 +154,10 @@ def _misspecified(setting: Setting) -> Workload:
     return replace(_standard(setting), physics=physics)
 
 
+def _unshed(setting: Setting) -> Workload:
+    return replace(_standard(setting), sheddable=False)
+
+
 def _prefix_heavy(setting: Setting) -> Workload:
     sessions = Sessions(dice(setting.seed, "sessions"))
     of_class, weights = dice(setting.seed, "classes"), shares(STANDARD)
@@ -191,6 +195,7 @@ _LIST = (
     Scenario("card-lent", "L40S and 910B lent, called back when a crowd comes", 4.0, _card_lent),
     Scenario("several-gateways", "four gateways with news of each other every 200 ms", 6.0, _several_gateways),
     Scenario("overload", "one and a half times what the pool can carry", OVERLOAD_PER_S, _standard),
+    Scenario("unshed", "more load than can be in time, and nobody may be turned away", 9.0, _unshed),
     Scenario("misspecified", "engines that do not obey the gateway's formula, and 30 % error in what it is told", 6.0,
              _misspecified),
     Scenario("prefix-heavy", "sessions that come back, and caches that hold a part of them", 1.5, _prefix_heavy),

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.sim.rows import Row
+from loadtest.sim.measures import Tally
+from loadtest.sim.rows import Row, by_backend, by_class
 from loadtest.sim.scenarios import Scenario
 
 WIDTH = 150
+MOST_BACKENDS = 8
+"""More in one line nobody can read."""
 COLUMNS = ("in budget %", "worst class", "late %", "shed %", "lost %", "cost/1k", "TTFT p50", "TTFT p99", "ITL p99",
            "cover %", "µs")
 BOUND_COLUMNS = ("cost/bound", "good/bound")
@@ -28,7 +31,10 @@ def show(rows: Sequence[Row], *, json: bool, timing: bool, report: str | None) -
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDTH)  # figures cut in half would mislead; a wrapped line only looks bad
     for scenario in dict.fromkeys(row.scenario for row in rows):
-        console.print(_table([row for row in rows if row.scenario == scenario]))
+        shown = [row for row in rows if row.scenario == scenario]
+        console.print(_table(shown))
+        if predicting := [row for row in shown if row.coverage()]:
+            console.print(_coverage_table(predicting))
     for row in rows:
         for line in _remarks(row):
             console.print(line, markup=False)
@@ -60,6 +66,28 @@ def _table(rows: Sequence[Row]) -> Table:
         style = "bold" if row.mean("in_budget") == best and len(rows) > 1 else None
         table.add_row(row.policy, *cells(row, bounded=bounded(rows)), style=style)
     return table
+
+
+def _coverage_table(rows: Sequence[Row]) -> Table:
+    """By backend, in the order of the pool, and by class; with how many, for a share of few says little."""
+    backends = list(rows[0].means("shares"))
+    backends = backends if len(backends) <= MOST_BACKENDS else []
+    classes = list(dict.fromkeys(name for row in rows for name in by_class(row.coverage())))
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left",
+                  title="first tokens within their predicted P99, % (of how many)")
+    table.add_column("policy", no_wrap=True)
+    for name in (*backends, *classes):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        of_backend, of_class = by_backend(row.coverage()), by_class(row.coverage())
+        table.add_row(row.policy, *(covered(of_backend.get(name)) for name in backends),
+                      *(covered(of_class.get(name)) for name in classes))
+    return table
+
+
+def covered(tally: Tally | None) -> str:
+    """`98.92 (1204)`."""
+    return "-" if tally is None or tally.share is None else f"{100 * tally.share:.2f} ({tally.of})"
 
 
 def bounded(rows: Sequence[Row]) -> bool:
@@ -96,7 +124,9 @@ def _remarks(row: Row) -> list[str]:
 def _shares(row: Row) -> str:
     """Percent of the served requests on each backend, in the order of the pool."""
     shares = list(row.means("shares").values())
-    return "/".join(f"{100 * share:.0f}" for share in shares) if len(shares) <= 8 else f"{len(shares)} backends"
+    if len(shares) > MOST_BACKENDS:
+        return f"{len(shares)} backends"
+    return "/".join(f"{100 * share:.0f}" for share in shares)
 
 
 def _spread(row: Row, figure: str, factor: float, digits: int) -> str:

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from loadtest.sim.bound.__main__ import compare
 from loadtest.sim.bound.clairvoyant import Clairvoyant
+from loadtest.sim.bound.comparison import compare
 from loadtest.sim.bound.instance import BadInstance, SpeedSpan, accounted_cost
 from loadtest.sim.bound.ratios import Trace, good_requests, with_bounds
 from loadtest.sim.bound.simulated import instance_of

@@ -92,8 +92,14 @@ def test_measures_have_their_shapes(run: Measures) -> None:
     assert set(run.shares) == set(run.share_timelines) == set(run.busy)
     assert run.decision_us > 0
     assert run.coverage_p99 is not None, "the policy gives a P99 with each prediction"
-    assert run.coverage_by_backend
-    assert set(run.coverage_by_class) <= set(run.by_class)
+    assert set(run.coverage) <= set(run.shares)
+    cells = [(name, tally) for row in run.coverage.values() for name, tally in row.items()]
+    assert {name for name, _ in cells} <= set(run.by_class)
+    assert sum(tally.within for _, tally in cells) / sum(tally.of for _, tally in cells) == pytest.approx(
+        run.coverage_p99)
+    for backend, bins in run.coverage_timelines.items():
+        assert len(bins) == TIME_BINS
+        assert sum(tally.of for tally in bins) == sum(tally.of for tally in run.coverage.get(backend, {}).values())
 
 
 def row(run: Measures, *, cost_over_bound: float | None = None) -> Row:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from loadtest.sim.command import SimOptions, refuse
+from loadtest.sim.command import SimOptions, known_policies, report
 from loadtest.sim.lending import showing
 from loadtest.sim.lending.policies import POLICIES
 from loadtest.sim.lending.runs import DAYS, LOAD, run_policy
@@ -39,19 +39,12 @@ def run_lending(options: SimOptions) -> int:
         found = validation.compare()
         validation.show(found, json=options.json)
         return 0 if found.agrees() else 1
-    try:
-        rows = simulate(options)
-    except SimError as error:
-        return refuse(error)
-    if options.html:
-        showing.write_page(rows, options.html)
-    showing.show(rows, json=options.json, report=str(options.html) if options.html else None)
-    return 0
+    return report(options, simulate, showing.write_page, showing.show)
 
 
 def simulate(options: SimOptions) -> tuple[Row, ...]:
     """A row a scenario and policy. Raises `SimError` before anything has run."""
-    seeds, policies = parse_seeds(options.seeds or SEEDS), usual_policies(options.policies)
+    seeds, policies = parse_seeds(options.seeds or SEEDS), known_policies(options.policies, POLICIES, "lending")
     scenarios = find_scenarios(options.scenarios)
     days = DAYS if options.days is None else options.days
     if days < LEAST_DAYS:
@@ -71,15 +64,6 @@ def find_scenarios(text: str) -> tuple[str, ...]:
         if name not in SCENARIOS:
             raise SimError(f"no lending scenario {name!r}: there are {', '.join(SCENARIOS)}, all, and validate")
     return names
-
-
-def usual_policies(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Those given, each known; all where none is given. Raises `SimError`."""
-    policies = tuple(dict.fromkeys(filter(None, (policy.strip() for policy in given)))) or tuple(POLICIES)
-    for policy in policies:
-        if policy not in POLICIES:
-            raise SimError(f"no lending policy {policy!r}: there are {', '.join(POLICIES)}")
-    return policies
 
 
 def _simulate(run: Run) -> Outcome:

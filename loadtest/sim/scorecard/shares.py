@@ -1,0 +1,147 @@
+"""Claims about the share of requests in budget, and about peers that keep more, or as much for less."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from loadtest.sim.run import Job
+from loadtest.sim.scorecard.cases import Case
+from loadtest.sim.scorecard.claims import Finding, percent
+from loadtest.sim.scorecard.estimates import Estimate
+from loadtest.sim.scorecard.sample import Sample
+
+NEAR = 0.005
+"""In-budget share below ours within which a peer counts as good as ours."""
+SHOWN = 4
+
+
+def all_jobs(sample: Sample, cases: Sequence[Case], peers: Sequence[str]) -> list[Job]:
+    """Of the policy that is judged and of all others."""
+    return [job for case in cases for policy in (sample.subject, *others(sample, peers))
+            for job in sample.jobs(case, policy)]
+
+
+def others(sample: Sample, peers: Sequence[str]) -> list[str]:
+    """The peers without the policy that is judged."""
+    return [peer for peer in peers if peer != sample.subject]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """At least so many are in budget."""
+
+    case: Case
+    at_least: float
+    source: str
+    peers: tuple[str, ...]
+    by_seeds: ClassVar[bool] = True
+
+    @property
+    def says(self) -> str:
+        return f"{self.case}: in budget"
+
+    @property
+    def goal(self) -> str:
+        return f">= {percent(self.at_least)}"
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return all_jobs(sample, [self.case], self.peers)
+
+    def judge(self, sample: Sample) -> Finding:
+        share = sample.share(self.case)
+        # As printed: the plan's figures are rounded, and nobody should read 99.60 % as less than 99.6.
+        kept = round(share.mean, 4) >= self.at_least
+        return Finding(kept, share.text(100, 2, " %"), share, self._beside(sample))
+
+    def _beside(self, sample: Sample) -> str:
+        """The peer that keeps most, in the same runs."""
+        peers = others(sample, self.peers)
+        if not peers:
+            return ""
+        best = max(peers, key=lambda peer: sample.share(self.case, peer).mean)
+        gap = sample.share_gap(self.case, best)
+        ahead = Estimate(-gap.mean, gap.se).text(100, 2, sign=True)
+        saved = sample.saving(self.case, best)
+        cost = "" if saved is None else f", cost {-100 * saved.mean:+.1f} %"
+        return f"best peer {best} {percent(sample.share(self.case, best).mean, 2)}: ours {ahead} points{cost}"
+
+
+class Offence(NamedTuple):
+    """A peer that does what none is to do."""
+
+    peer: str
+    case: Case
+    gap: Estimate
+    """Its in-budget share less ours."""
+    saving: Estimate | None
+    """What ours saves."""
+
+    def __str__(self) -> str:
+        cost = "" if self.saving is None else f" at cost {100 * self.saving.mean:+.1f} %"
+        return f"{self.peer} {self.gap.text(100, 2, sign=True)} points{cost} ({self.case})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unbeaten:
+    """No peer has more in budget, by more than one standard error, paired by seed."""
+
+    who: str
+    cases: tuple[Case, ...]
+    peers: tuple[str, ...]
+    source: str
+    by_seeds: ClassVar[bool] = True
+
+    @property
+    def says(self) -> str:
+        return f"{self.who} with more in budget, cases: {len(self.cases)}"
+
+    @property
+    def goal(self) -> str:
+        return "none beyond 1 se"
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return all_jobs(sample, self.cases, self.peers)
+
+    def judge(self, sample: Sample) -> Finding:
+        found = [one for one in _pairs(sample, self.cases, self.peers) if one.gap.mean > (one.gap.se or 0.0)]
+        return _offended(sorted(found, key=lambda one: -one.gap.mean), len(self.cases) * len(self.peers))
+
+
+@dataclass(frozen=True, slots=True)
+class NotUndercut:
+    """No peer is cheaper and within half a point of the in-budget share."""
+
+    who: str
+    cases: tuple[Case, ...]
+    peers: tuple[str, ...]
+    source: str
+    by_seeds: ClassVar[bool] = True
+
+    @property
+    def says(self) -> str:
+        return f"{self.who} cheaper and within {100 * NEAR:g} points, cases: {len(self.cases)}"
+
+    @property
+    def goal(self) -> str:
+        return "none"
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return all_jobs(sample, self.cases, self.peers)
+
+    def judge(self, sample: Sample) -> Finding:
+        found = [(one.saving.mean, one) for one in _pairs(sample, self.cases, self.peers)
+                 if one.saving is not None and one.saving.mean < 0.0 and one.gap.mean >= -NEAR]
+        return _offended([one for _, one in sorted(found, key=lambda pair: pair[0])],
+                         len(self.cases) * len(self.peers))
+
+
+def _pairs(sample: Sample, cases: Sequence[Case], peers: Sequence[str]) -> Iterator[Offence]:
+    for case in cases:
+        for peer in others(sample, peers):
+            yield Offence(peer, case, sample.share_gap(case, peer), sample.saving(case, peer))
+
+
+def _offended(found: Sequence[Offence], of: int) -> Finding:
+    """The worst first."""
+    named = "; ".join(map(str, found[:SHOWN])) + (f"; {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    return Finding(not found, f"{len(found)} of {of}", Estimate(float(len(found)), None), named)
