@@ -33,6 +33,8 @@ class FailureCause(StrEnum):
     CLIENT_ERROR = "client_error"
     """A 4xx other than 429: every backend would say the same."""
     CLIENT_GONE = "client_gone"
+    SUPERSEDED = "superseded"
+    """Another attempt on the same request, made beside it, answered first."""
 
 
 RETRYABLE = frozenset({
@@ -111,7 +113,7 @@ def next_attempt(
     last = failures[-1]
     if any(failure.first_byte_sent for failure in failures):
         return Stop(StopReason.FIRST_BYTE_SENT)
-    if last.cause not in rules.retryable:
+    if any(failure.cause not in rules.retryable for failure in failures):
         return Stop(StopReason.NOT_RETRYABLE)
     if len(failures) >= rules.max_attempts:
         return Stop(StopReason.MAX_ATTEMPTS)
@@ -140,7 +142,8 @@ def backoff_until_s(failure: Failure) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """A token bucket that retries draw from: `ratio` per request, and a floor per second for quiet routers.
+    """A token bucket that attempts after the first draw from: `ratio` per request, and a floor per second for quiet
+    routers. Retries have one, hedges another (`policies.hedging`).
 
     Over any stretch of `t` seconds with `n` requests, at most `capacity + ratio·n + floor_per_s·t` retries pass.
     Ratio and floor are Linkerd's and Finagle's defaults: 20 % and 10 per second.

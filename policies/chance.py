@@ -12,7 +12,8 @@ stream feels it. Per backend, with the time `w` that the request has waited alre
 `S` are the survival tables of `beliefs.tails`, and the sum is a union bound. Token deadlines as in PolyServe (arXiv
 2507.17769) and Andes (arXiv 2404.16283).
 
-The streams of class k that decode there, `count` of them with `slack` seconds of their TTFT budgets unused::
+The requests of class k that decode there or wait before this one, `count` of them with `slack` seconds of their TTFT
+budgets unused::
 
     crowding = Σ weight_k·count·( S_p(z - (0.7·stall/D_k + slower) / sd_k) - S_p(z) )      misses that this one causes
     z        = (Bo_k + 0.8·slack/D_k - pace) / sd_k
@@ -29,7 +30,7 @@ from typing import NamedTuple
 from backends.catalog.views import BackendView
 from policies.beliefs.backend import BackendBelief
 from policies.beliefs.tails import PRIOR, PRIOR_P99_Z, survival
-from policies.estimate import SD_RATIO, Estimate, lateness_s, predict
+from policies.estimate import SD_RATIO, Estimate, lateness_s, new_tuple, predicted
 from policies.facts import Budget, RequestFacts
 from policies.footing import Footing, belief_of, footing
 from policies.policy import Priced
@@ -46,17 +47,17 @@ def weighed(
 
     A miss probability of more than `beyond` rules it out by itself; its crowding is then left at 0.
     """
-    view = candidate.backend
-    belief = belief_of(view)
-    estimate = candidate.estimate or predict(facts, view, now)
+    view, price, terms, _, known, _, _ = candidate
+    belief, ground = belief_of(view), footing(view, now)
+    estimate = known or predicted(facts, view, ground, now)
     crowding = 0.0
     if belief is not None and belief.lost(now):
         miss = _miss_as_seen(facts, budget, belief)
     else:
         miss = miss_probability(facts, budget, spread, estimate, belief)
         if belief is not None and belief.streams and miss <= beyond:
-            crowding = crowded(facts, view, belief, estimate, now)
-    return Priced(view, candidate.price, candidate.terms, lateness_s(facts, estimate, 1.0), estimate, miss, crowding)
+            crowding = crowded(facts, view, belief, estimate, ground)
+    return new_tuple(Priced, (view, price, terms, lateness_s(facts, estimate, 1.0), estimate, miss, crowding))
 
 
 def miss_probability(
@@ -121,10 +122,9 @@ class _Crowd(NamedTuple):
 
 
 def crowded(
-    facts: RequestFacts, view: BackendView, belief: BackendBelief, estimate: Estimate, now: float
+    facts: RequestFacts, view: BackendView, belief: BackendBelief, estimate: Estimate, ground: Footing
 ) -> float:
     """Expected number of streams there that miss their budgets because of this request."""
-    ground = footing(view, now)
     known: tuple[Footing, list[_Crowd]] | None = view.memo.get("crowd")
     if known is None or known[0] is not ground:
         known = view.memo["crowd"] = (ground, _crowd(belief, ground))
@@ -166,5 +166,5 @@ def with_p99(facts: RequestFacts, view: BackendView, estimate: Estimate, spread:
     drain_s, mean_s, tpot_s, end_s, ttft_sd_s, tpot_sd_s, cached, _, _ = estimate
     ttft_s = mean_s + first_z * ttft_sd_s
     e2e_s = end_s + end_z * end_sd_s(facts, estimate, spread)
-    return Estimate(drain_s, mean_s, tpot_s, end_s, ttft_sd_s, tpot_sd_s, cached,
-                    ttft_s if ttft_s > 0.0 else 0.0, e2e_s if e2e_s > 0.0 else 0.0)
+    return new_tuple(Estimate, (drain_s, mean_s, tpot_s, end_s, ttft_sd_s, tpot_sd_s, cached,
+                                ttft_s if ttft_s > 0.0 else 0.0, e2e_s if e2e_s > 0.0 else 0.0))

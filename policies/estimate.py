@@ -8,10 +8,13 @@ of them cached, and `D` output tokens is predicted, in milliseconds::
     room   = max(C - n, 64)                                        prompt tokens an iteration takes
     n'     = min(requests + 1, slots)
     pace   = (host + decode_base + d·n' + e·(k + Q + P + D/2)) / (1 - rho)
-    rest   = (step + b·min(q, C)) / 2                              of the iteration under way; 0 where idle
+    rest   = step / 2                                              of the iteration under way; 0 where idle
+    ahead  = max(1, q/room)·step + (b + a·QUEUED/2)·q - done       prompts ahead; 0 where q = 0
+    done   = min((now - turned)/s, the same of the head alone)     by the engine, of the prompt at the queue's head
+             (step + b·min(q, C)) / 2                              where that is no prompt of this router's
     slot   = (requests - slots + 1/2) / slots · D · pace           until a slot frees; 0 while one is free
     memory = max(0, k + Q + P - 0.95·K) / (0.95·K) · D · pace / 2  until the KV cache has room
-    drain  = s · (rest + q/room·step + (b + a·QUEUED/2)·q + slot + memory)
+    drain  = s · (max(rest, ahead) + slot + memory)
     ttft   = drain + s · (ceil((P - h)/room)·step + b·(P - h) + a·(P² - h²)/2 + first_token_overhead)
     tpot   = s · pace
     e2e    = ttft + (D - 1)·tpot
@@ -22,10 +25,12 @@ of them cached, and `D` output tokens is predicted, in milliseconds::
 with `b` and `a` the prefill's time per token and per pair, `d` and `e` the decode's per sequence and per token of
 context, `C` the tokens of an iteration and `K` the KV capacity in tokens.
 
-What is believed of the backend (`policies.beliefs`) brings four things in. `s` is its drift, and where it falls silent
+What is believed of the backend (`policies.beliefs`) brings six things in. `s` is its drift, and where it falls silent
 while work is open there, its stall: silence over what the longest iteration may take. `rho = min(0.85, s·share)` is the
 part of its time that goes to prompts yet to come, and `burst` their variance (`beliefs.arrivals`). `h` is what its
-prefix cache is believed to hold. Without beliefs, `s` is the view's drift, and the rest 0.
+prefix cache is believed to hold. `turned` is when the engine turned to the head of the queue (`beliefs.waiting`). And
+`b` and `a` are multiplied by what the calibration of prefills has been found to be off by, `pace` by what that of
+decoding has (`beliefs.correction`). Without beliefs, `s` is the view's drift, factors are 1, and the rest is 0.
 
 The means are those of chunked-prefill continuous batching. Every term grows with every load figure, so more load never
 makes an estimate smaller, and none looks at another backend, so an unchosen one never changes a choice.
@@ -48,6 +53,7 @@ from policies.footing import (
     CHUNK_TOKENS,
     DRIFT_RANGE,
     SAMPLE_FRESH_S,
+    Footing,
     belief_of,
     bounded_drift,
     coefficients_of,
@@ -56,11 +62,14 @@ from policies.footing import (
 )
 
 __all__ = ["ASSUMED", "CHUNK_TOKENS", "DRIFT_RANGE", "SAMPLE_FRESH_S", "Estimate", "bounded_drift", "cached_tokens",
-           "coefficients_of", "engine_load", "lateness_s", "predict"]
+           "coefficients_of", "engine_load", "lateness_s", "predict", "predicted"]
 
 SD_RATIO = 0.12
 """Standard deviation of a first token and of a pace over their means; what it gets wrong, the residuals learn."""
 SD_FLOOR_S = 0.004
+
+# Called as what it is, a tuple's: the named constructor takes three times as long.
+new_tuple = tuple.__new__
 
 
 class Estimate(NamedTuple):
@@ -93,24 +102,36 @@ def cached_tokens(facts: RequestFacts, backend: BackendView) -> int:
     return 0 if belief is None else belief.cache.believed_tokens(facts)
 
 
-# Runs once per candidate of each decision, so comparisons stand where `min` and `max` would read as well: a call of
-# either costs as much as ten multiplications.
 def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
     """The estimate of the module's formula. Total: never raises, never NaN, never negative on sane coefficients."""
-    (step_ms, room, pace_ms, ms_per_context_token, occupied, drain_ms, slot_share, kv_usable, ms_per_token,
-     half_ms_per_pair, overhead_ms, slow_s, burst_s) = footing(backend, now)
+    return predicted(facts, backend, footing(backend, now), now)
+
+
+# Runs once per candidate of each decision, so comparisons stand where `min` and `max` would read as well: a call of
+# either costs as much as ten multiplications.
+def predicted(facts: RequestFacts, backend: BackendView, ground: Footing, now: float) -> Estimate:
+    """The same for whoever has the backend's footing of this moment already."""
     prompt = facts.prompt_tokens
     cached = cached_tokens(facts, backend) if facts.session_key is not None or facts.prefix_keys else 0
     new = prompt - cached
     output = facts.expected_output_tokens if facts.expected_output_tokens > 1 else 1
-    occupied += prompt
-    tpot_ms = pace_ms + ms_per_context_token * (occupied + 0.5 * output)
+    occupied, drain_ms, slow_s = ground.occupied_tokens + prompt, ground.rest_ms, ground.slow_s
+    ahead_ms, head_ms = ground.ahead_ms, ground.head_ms
+    if head_ms > 0.0 and slow_s > 0.0:
+        done_ms = (now - ground.turned_at_s) / slow_s
+        if done_ms > 0.0:
+            ahead_ms -= done_ms if done_ms < head_ms else head_ms
+    if ahead_ms > drain_ms:
+        drain_ms = ahead_ms
+    tpot_ms = ground.pace_ms + ground.ms_per_context_token * (occupied + 0.5 * output)
+    slot_share, kv_usable = ground.slot_share, ground.kv_usable_tokens
     if slot_share:
         drain_ms += slot_share * output * tpot_ms
     if occupied > kv_usable:
         drain_ms += (occupied - kv_usable) / kv_usable * 0.5 * output * tpot_ms
-    own_ms = ((-(-new // room) or 1) * step_ms + new * (ms_per_token + half_ms_per_pair * (prompt + cached))
-              + overhead_ms)
+    own_ms = ((-(-new // ground.room_tokens) or 1) * ground.step_ms
+              + new * (ground.prefill_ms_per_token + ground.half_ms_per_pair * (prompt + cached))
+              + ground.first_token_overhead_ms)
     drain_s = drain_ms * slow_s
     ttft_s = drain_s + own_ms * slow_s
     tpot_s = tpot_ms * slow_s
@@ -118,9 +139,10 @@ def predict(facts: RequestFacts, backend: BackendView, now: float) -> Estimate:
     if e2e_s != e2e_s or tpot_s != tpot_s or drain_s != drain_s:
         return NEVER
     spread_s = SD_RATIO * tpot_s
-    variance = spread_s * spread_s + burst_s * tpot_s / output
-    return Estimate(drain_s, ttft_s, tpot_s, e2e_s, SD_RATIO * ttft_s + SD_FLOOR_S,
-                    sqrt(variance) if variance >= 0.0 else inf, cached)
+    variance = spread_s * spread_s + ground.burst_s * tpot_s / output
+    return new_tuple(Estimate, (
+        drain_s, ttft_s, tpot_s, e2e_s, SD_RATIO * ttft_s + SD_FLOOR_S, sqrt(variance) if variance >= 0.0 else inf,
+        cached, None, None))
 
 
 def lateness_s(facts: RequestFacts, estimate: Estimate, margin: float) -> float:

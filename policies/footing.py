@@ -5,7 +5,6 @@ a new one, and a decision can be replayed.
 """
 
 from math import inf
-from typing import NamedTuple
 
 from backends.catalog.spec import Coefficients
 from backends.catalog.views import BackendView
@@ -104,54 +103,77 @@ def engine_load(backend: BackendView, now: float) -> tuple[int, int, int]:
     return requests + others, decoding + others - others_waiting, others_waiting
 
 
-class Footing(NamedTuple):
-    """Milliseconds and tokens, before slowness; `slow_s` turns them into seconds."""
+class Footing:
+    """Milliseconds and tokens, before slowness; `slow_s` turns them into seconds. Not changed once it is made.
 
-    step_ms: float
-    room_tokens: int
-    pace_ms: float
-    """`pace` without the request's own context."""
-    ms_per_context_token: float
-    occupied_tokens: int
-    queue_ms: float
-    """The part of `drain` that is the same for every request: rest of the step under way, prompts ahead."""
-    slot_share: float
-    """`slot` over `D · pace`; 0 while a slot is free."""
-    kv_usable_tokens: float
-    """Infinite where the capacity is not known."""
-    prefill_ms_per_token: float
-    half_ms_per_pair: float
-    first_token_overhead_ms: float
-    slow_s: float
-    """Drift and stall, over 1000."""
-    burst_s: float
-    """`s²·burst`."""
+    No frozen dataclass: one is made for each view that a decision weighs, and that would take three times as long.
+    """
 
+    __slots__ = ("ahead_ms", "burst_s", "first_token_overhead_ms", "half_ms_per_pair", "head_ms", "kv_usable_tokens",
+                 "ms_per_context_token", "occupied_tokens", "pace_ms", "prefill_ms_per_token", "rest_ms",
+                 "room_tokens", "slot_share", "slow_s", "step_ms", "tick", "turned_at_s", "until_s",
+                 "version")  # fmt: skip
 
-class _Remembered(NamedTuple):
-    footing: Footing
-    version: int
-    tick: float
-    until_s: float
+    def __init__(
+        self, step_ms: float, room_tokens: int, pace_ms: float, ms_per_context_token: float, occupied_tokens: int,
+        rest_ms: float, ahead_ms: float, head_ms: float, turned_at_s: float, slot_share: float,
+        kv_usable_tokens: float, prefill_ms_per_token: float,
+        half_ms_per_pair: float, first_token_overhead_ms: float, slow_s: float, burst_s: float,
+        version: int, tick: float, until_s: float
+    ) -> None:
+        self.step_ms = step_ms
+        self.room_tokens = room_tokens
+        self.pace_ms = pace_ms
+        """`pace` without the request's own context."""
+        self.ms_per_context_token = ms_per_context_token
+        self.occupied_tokens = occupied_tokens
+        self.rest_ms = rest_ms
+        """Of the iteration under way, where no prompt waits."""
+        self.ahead_ms = ahead_ms
+        """Of the prompts ahead, as if the engine turned to them at `turned_at_s`; 0 where none waits."""
+        self.head_ms = head_ms
+        """Of these, what can have been done since; 0 where nobody knows when the engine turned to them."""
+        self.turned_at_s = turned_at_s
+        self.slot_share = slot_share
+        """`slot` over `D · pace`; 0 while a slot is free."""
+        self.kv_usable_tokens = kv_usable_tokens
+        """Infinite where the capacity is not known."""
+        self.prefill_ms_per_token = prefill_ms_per_token
+        self.half_ms_per_pair = half_ms_per_pair
+        self.first_token_overhead_ms = first_token_overhead_ms
+        self.slow_s = slow_s
+        """Drift and stall, over 1000."""
+        self.burst_s = burst_s
+        """`s²·burst`."""
+        self.version = version
+        """Of the belief that it was worked out from."""
+        self.tick = tick
+        """The tenth of a second for which it holds, ..."""
+        self.until_s = until_s
+        """... and until when at the longest: then the view's sample is too old."""
 
 
 def footing(backend: BackendView, now: float) -> Footing:
     """The backend's footing now; remembered with the view."""
     belief = belief_of(backend)
-    version, tick = (0, 0.0) if belief is None else (belief.version, now // TICK_S)
-    known: _Remembered | None = backend.memo.get("footing")
+    version, tick = 0, 0.0
+    if belief is not None:
+        version, tick = belief.version, now // TICK_S
+    known: Footing | None = backend.memo.get("footing")
     if known is not None and known.tick == tick and known.version == version and now <= known.until_s:
-        return known.footing
+        return known
     sample = backend.sample
     until_s = inf
     if sample is not None and sample.age_s(now) <= SAMPLE_FRESH_S:
         until_s = sample.taken_at_s + SAMPLE_FRESH_S
-    made = _footing(backend, belief, now, tick * TICK_S)
-    backend.memo["footing"] = _Remembered(made, version, tick, until_s)
+    made = backend.memo["footing"] = _footing(backend, belief, now, version, tick, until_s)
     return made
 
 
-def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tick_s: float) -> Footing:
+def _footing(
+    backend: BackendView, belief: BackendBelief | None, now: float, version: int, tick: float, until_s: float
+) -> Footing:
+    tick_s = tick * TICK_S
     spec = backend.spec
     c = coefficients_of(backend)
     requests, decoding, others_waiting = engine_load(backend, now)
@@ -171,12 +193,21 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
     if decoding > 0:
         step_ms = max(step_ms, c.decode_base_ms + c.decode_ms_per_seq * decoding + c.decode_ms_per_seq_token * context)
     step_ms += c.host_ms
-    queue_ms = ahead_share = slot_share = 0.0
-    chunk_ms = c.prefill_ms_per_token * min(ahead, chunk)
+    prefill, decode = (1.0, 1.0) if belief is None else (belief.prefill.factor, belief.decode.factor)
+    token_ms = prefill * (c.prefill_ms_per_token + c.prefill_ms_per_pair * (0.5 * QUEUED_PROMPT_TOKENS))
+    chunk_ms = prefill * c.prefill_ms_per_token * min(ahead, chunk)
+    rest_ms = ahead_ms = head_ms = turned_at_s = slot_share = 0.0
     if requests > 0:
-        ahead_share = ahead / room
-        queue_ms = 0.5 * (step_ms + chunk_ms) + ahead * (
-            c.prefill_ms_per_token + c.prefill_ms_per_pair * (0.5 * QUEUED_PROMPT_TOKENS))
+        rest_ms = 0.5 * step_ms
+        if ahead > 0:
+            ahead_ms = max(1.0, ahead / room) * step_ms + ahead * token_ms
+            head = 0 if belief is None else belief.waiting.head_tokens
+            if belief is not None and head > 0:
+                head_ms = max(1.0, head / room) * step_ms + head * token_ms
+                turned_at_s = belief.waiting.turned_at_s
+            else:
+                # Another router's: half of its iteration is over in the mean.
+                ahead_ms -= 0.5 * (step_ms + chunk_ms)
         if slots and requests >= slots:
             slot_share = (requests - slots + 0.5) / slots
     slowness, share, burst_s = drift_of(backend, now), 0.0, 0.0
@@ -185,11 +216,12 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
             # Streams show life with each iteration; prompts alone only when the first of them is through.
             quiet_ms = SILENCE_ITERATIONS * (step_ms + chunk_ms)
             if not decoding:
-                quiet_ms += ahead_share * step_ms + queue_ms + c.first_token_overhead_ms
+                quiet_ms += rest_ms + 0.5 * chunk_ms + ahead / room * step_ms + ahead * token_ms
+                quiet_ms += c.first_token_overhead_ms
             limit_s = SILENCE_SLACK_S + slowness * quiet_ms / 1000.0
             slowness *= max(1.0, belief.silence_s(tick_s) / limit_s)
         share, burst_s = belief.arrivals.at(tick_s)
-    rho = slowness * share
+    rho = slowness * share * prefill
     stretch = 1.0 / (1.0 - (rho if rho < LARGEST_RHO else LARGEST_RHO))
     kv_capacity = c.kv_capacity_tokens
     if not kv_capacity and backend.sample is not None:
@@ -197,17 +229,23 @@ def _footing(backend: BackendView, belief: BackendBelief | None, now: float, tic
     return Footing(
         step_ms=step_ms,
         room_tokens=room,
-        pace_ms=(c.host_ms + c.decode_base_ms + c.decode_ms_per_seq * batch) * stretch,
-        ms_per_context_token=c.decode_ms_per_seq_token * stretch,
+        pace_ms=(c.host_ms + c.decode_base_ms + c.decode_ms_per_seq * batch) * decode * stretch,
+        ms_per_context_token=c.decode_ms_per_seq_token * decode * stretch,
         occupied_tokens=context + prompts_ahead,
-        queue_ms=queue_ms + ahead_share * step_ms,
+        rest_ms=rest_ms,
+        ahead_ms=ahead_ms,
+        head_ms=head_ms,
+        turned_at_s=turned_at_s,
         slot_share=slot_share,
         kv_usable_tokens=KV_USABLE_RATIO * kv_capacity if kv_capacity else inf,
-        prefill_ms_per_token=c.prefill_ms_per_token,
-        half_ms_per_pair=0.5 * c.prefill_ms_per_pair,
+        prefill_ms_per_token=c.prefill_ms_per_token * prefill,
+        half_ms_per_pair=0.5 * c.prefill_ms_per_pair * prefill,
         first_token_overhead_ms=c.first_token_overhead_ms,
         slow_s=slowness / 1000.0,
-        burst_s=slowness * slowness * burst_s,
+        burst_s=slowness * slowness * prefill * prefill * burst_s,
+        version=version,
+        tick=tick,
+        until_s=until_s,
     )
 
 

@@ -30,6 +30,7 @@ from policies.policy import Choice, Decision, Pipeline, Priced, Rejected, Rng
 from policies.strata import sampled
 
 MAX_REASON_CHARS = 119
+HEALTHY = HealthState.HEALTHY
 
 by_name = attrgetter("spec.name")
 new_tuple = tuple.__new__
@@ -142,7 +143,7 @@ def _priced_only(pipeline: Pipeline, facts: RequestFacts, views: Sequence[Backen
     candidates = []
     for place, view in enumerate(views):
         share, health = view.spec.weight, view.health
-        if health.state is not HealthState.HEALTHY or health.held:
+        if health.state is not HEALTHY or health.held:
             share *= health.ramp(now)
         price = costs[place] / share if share > 0.0 else inf
         terms: tuple[tuple[str, float], ...] = ((name, price),)

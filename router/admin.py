@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from compiled import form
 from router.errors import ApiError
 from router.explain import explained
 from router.fleet import LiveBackend
@@ -56,14 +57,14 @@ def admin_app(gateway: Gateway) -> Starlette:
         return _set_drained(gateway, request.path_params["name"], drained=False)
 
     async def lending(request: Request) -> Response:
-        after, wait_s = _whole(request, "after", 0), _seconds(request, "wait_s")
+        after, wait_s = whole_in(request, "after", 0), seconds_in(request, "wait_s")
         if wait_s and after:
             await gateway.desk.lending.until_changed(after, wait_s)
         return JSONResponse(gateway.desk.document())
 
     async def release(request: Request) -> Response:
-        name, wait_s = request.path_params["name"], _seconds(request, "wait_s")
-        place = gateway.desk.lending.release(name, _whole(request, "epoch", 0))
+        name, wait_s = request.path_params["name"], seconds_in(request, "wait_s")
+        place = gateway.desk.lending.release(name, whole_in(request, "epoch", 0))
         end_s = gateway.clock() + wait_s
         while place.stage is Stage.DRAINING and (left_s := end_s - gateway.clock()) > 0:
             await gateway.desk.lending.until_changed(gateway.desk.lending.version, left_s)
@@ -71,7 +72,7 @@ def admin_app(gateway: Gateway) -> Starlette:
 
     async def take_back(request: Request) -> Response:
         name = request.path_params["name"]
-        gateway.desk.lending.take_back(name, _whole(request, "epoch", 0))
+        gateway.desk.lending.take_back(name, whole_in(request, "epoch", 0))
         return JSONResponse(gateway.desk.backend_document(name))
 
     app = Starlette(
@@ -102,6 +103,7 @@ def fleet_document(gateway: Gateway) -> dict[str, Any]:
     return {
         "config_hash": gateway.fleet.config_hash,
         "policy": policy,
+        "form": form(),
         "currency": gateway.loaded.config.currency,
         "ready": gateway.ready(),
         "in_flight": gateway.dispatcher.in_flight,
@@ -163,7 +165,8 @@ def _set_drained(gateway: Gateway, name: str, *, drained: bool) -> Response:
     return JSONResponse(_backend_document(live, gateway.clock()))
 
 
-def _whole(request: Request, name: str, default: int) -> int:
+def whole_in(request: Request, name: str, default: int) -> int:
+    """A whole number in the query. Raises ApiError (400): it is none."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -172,8 +175,8 @@ def _whole(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _seconds(request: Request, name: str) -> float:
-    """How long a question may be held open; 0 where nobody asks for that."""
+def seconds_in(request: Request, name: str) -> float:
+    """How long a question may be held open; 0 where nobody asks for that. Raises ApiError (400): it is no such time."""
     text = request.query_params.get(name, "0")
     try:
         seconds = float(text)

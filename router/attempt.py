@@ -1,12 +1,12 @@
-"""One request on a backend: lease, send, relay, and the books settled whatever happens.
+"""One request on one backend: lease, send, relay, and the books settled whatever happens.
 
 All of it runs in callbacks, of the client's connection at its beginning and of the backend's afterwards. However an
-attempt ends (an answer, a failure, the client's leaving, a crash), `_settle` settles its books, and once.
+attempt ends (an answer, a failure, the client's leaving, another's answer, a crash), `_settle` settles its books, and
+once. What comes before and after it is its request's `course`.
 """
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,8 +16,10 @@ from backends.catalog.health import OutcomeKind
 from backends.upstream import UpstreamCall, UpstreamError, UpstreamFault
 from policies.attempts import Failure, FailureCause, backoff_until_s
 from policies.facts import RequestFacts
+from policies.policy import Decision
+from router.answer_members import read_whole_answer
 from router.engine_errors import ErrorAnswer, error_answer, retry_after_s
-from router.errors import ApiError, bad_gateway, gateway_timeout
+from router.errors import ApiError
 from router.exchange import Exchange, Outcome, Tried
 from router.feedback import Faults, Feedback
 from router.fleet import Fleet, LiveBackend
@@ -27,14 +29,10 @@ from router.leases import Lease
 from router.metrics import Metrics
 from router.prompt_ratios import PromptRatios
 from router.relay import RELAYED_HEADERS, Client, Ending, EventRelay
-from router.sse import ModelNameEdit, StreamReader, Usage
+from router.sse import ModelNameEdit, StreamReader
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 MAX_ERROR_BYTES = 1024 * 1024
-OWN_LINES = (
-    b"x-request-id: %b\r\nx-headrace-backend: %b\r\nx-headrace-reason: %b\r\n"
-    b"x-headrace-overhead-ms: %.2f\r\n"
-)
 log = logging.getLogger("headrace.dispatch")
 
 FAULTS = {
@@ -57,6 +55,7 @@ BROKEN_OFF = {
     OutcomeKind.TRUNCATED: FailureCause.TRUNCATED,
     OutcomeKind.TIMEOUT: FailureCause.INTER_TOKEN_TIMEOUT,
     OutcomeKind.CLIENT_GONE: FailureCause.CLIENT_GONE,
+    OutcomeKind.SUPERSEDED: FailureCause.SUPERSEDED,
     OutcomeKind.CLIENT_ERROR: FailureCause.CLIENT_ERROR,
     OutcomeKind.SERVER_ERROR: FailureCause.STATUS_5XX_OTHER,
 }
@@ -85,8 +84,8 @@ class Answered(Client, Protocol):
         """Serving it has failed by the gateway's own fault."""
 
 
-class Dispatch(Protocol):
-    """Who decides where a request goes next."""
+class Tools(Protocol):
+    """What every attempt of the process works with."""
 
     fleet: Fleet
     metrics: Metrics
@@ -94,54 +93,76 @@ class Dispatch(Protocol):
     faults: Faults
     clock: Callable[[], float]
 
+
+class Owner(Protocol):
+    """The course of the request, as an attempt sees it."""
+
+    exchange: Exchange
+    request: InferenceRequest
+    error_answer: ErrorAnswer | None
+    """The last that a backend gave."""
+    welcome_again_at_s: float
+    """When the first of the backends that asked for silence takes requests again."""
+
+    @property
+    def client(self) -> Answered: ...
+    @property
+    def dispatch(self) -> Tools: ...
+
+    def start(self, attempt: "Attempt", status: int, lines: bytes, *, sized: bool) -> None:
+        """The attempt's answer begins: no other attempt can answer any more."""
+
+    def answer(self, attempt: "Attempt", answer: ErrorAnswer) -> None:
+        """The attempt's answer is an error of the backend's, and final."""
+
     def failed(self, attempt: "Attempt", failure: Failure) -> None:
-        """The last attempt failed, and the client has had no byte."""
+        """The attempt has failed before the client had a byte."""
+
+    def lighten(self) -> None:
+        """The answer is a stream, and under way."""
+
+    def over(self) -> None:
+        """The client has its answer, or as much of one as there will be."""
+
+    def crashed(self, error: Exception) -> None:
+        """The attempt has failed by the gateway's own fault."""
 
 
 class Attempt(UpstreamCall):
-    """Attempts of one request, one at a time."""
+    """One attempt."""
 
     __slots__ = (
-        "_began_at_s", "_body", "_body_bytes", "_body_limit", "_client", "_dispatch", "_error_answer",
-        "_expected_tpot_s", "_feedback", "_lease", "_live", "_relay", "_request", "_sent_at_s", "_settled",
-        "_welcome_again_at_s", "exchange", "facts", "failures", "leave_queue",
+        "_began_at_s", "_body", "_body_bytes", "_body_limit", "_expected_tpot_s", "_feedback", "_is_hedge", "_lease",
+        "_live", "_owner", "_price", "_reason", "_relay", "_settled", "_tools", "exchange", "facts",
     )  # fmt: skip
 
-    def __init__(self, dispatch: Dispatch, exchange: Exchange, request: InferenceRequest, client: Answered) -> None:
+    def __init__(self, owner: Owner, *, is_hedge: bool = False) -> None:
         super().__init__()
-        self._dispatch = dispatch
-        self._request = request
-        self._client = client
-        self._error_answer: ErrorAnswer | None = None
-        self._welcome_again_at_s = math.inf
-        """When the first of the backends that asked for silence takes requests again."""
+        self._owner = owner
+        self._tools = owner.dispatch
+        self._is_hedge = is_hedge
         self._relay: EventRelay | None = None
         self._settled = True
-        self._sent_at_s = 0.0
         self._expected_tpot_s: float | None = None
         """Set once a stream has begun, where no learner believes anything of its pace."""
-        self.leave_queue: Callable[[], None] | None = None
-        """Set while it waits for a backend to come up; nothing is booked before one has."""
-        self.exchange = exchange
-        self.facts: RequestFacts = request.facts
-        self.failures: tuple[Failure, ...] = ()
+        self.exchange = owner.exchange
 
-    def on(self, live: LiveBackend) -> None:
-        """Try one backend. Its end is told to `Dispatch.failed` or `Answered.over`, never before this returns."""
-        dispatch, exchange, request = self._dispatch, self.exchange, self._request
-        now = dispatch.clock()
+    def on(self, live: LiveBackend, decision: Decision, facts: RequestFacts) -> None:
+        """Send the request there, as `decision` says. What comes of it the owner is told, never before this returns."""
+        tools, exchange, request = self._tools, self.exchange, self._owner.request
+        now = tools.clock()
         self._live = live
-        self._settled = False
-        self._began_at_s = self._sent_at_s = now
+        self.facts = facts
+        self._began_at_s = now
+        self._reason, self._price = decision.reason, decision.price
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._lease: Lease = live.lease(request.facts.prompt_tokens)
+        self._lease: Lease = live.lease(facts.prompt_tokens)
         self._lease.take()
-        decision = exchange.decision
-        assert decision is not None, "an attempt follows a decision"
-        self._feedback = Feedback(dispatch.fleet.learner, live, dispatch.faults, choices=request.choices)
-        self._feedback.begin(self.facts, decision, exchange.generation.pipeline.margin, now)
-        stream, timeouts = request.facts.stream, request.timeouts
+        self._settled = False
+        self._feedback = Feedback(tools.fleet.learner, live, tools.faults, choices=request.choices)
+        self._feedback.begin(facts, decision, exchange.generation.pipeline.margin, now)
+        stream, timeouts = facts.stream, request.timeouts
         body = request.body_for(live.spec.served_model_name)
         self.post(
             live.pool,
@@ -151,43 +172,30 @@ class Attempt(UpstreamCall):
             head_deadline_s=min(now + timeouts.first_token_s, exchange.deadline_s) if stream else exchange.deadline_s,
         )
 
-    def give_up(self, failure: Failure) -> None:
-        """Tell the client of the last failure: in the backend's own words where it had any."""
-        answer, exchange = self._error_answer, self.exchange
-        if answer is None:
-            if failure.cause in (FailureCause.FIRST_TOKEN_TIMEOUT, FailureCause.HEAD_TIMEOUT):
-                self._client.refuse(gateway_timeout("first token" if self.facts.stream else "answer"))
-            else:
-                self._client.refuse(bad_gateway("The backends that were tried could not be reached or broke off."))
-            return
-        exchange.outcome = Outcome.SHED if answer.status == 429 else Outcome.BACKEND_ERROR
-        if self._welcome_again_at_s < math.inf:
-            answer = answer.retry_in(self._welcome_again_at_s - self._dispatch.clock())
-        self._answer(answer)
-        self._client.over()
-
     def cancel(self) -> None:
         """Nobody wants the answer any more, and that is no fault of the backend."""
-        leave_queue, self.leave_queue = self.leave_queue, None
-        if leave_queue is not None:
-            leave_queue()
         self._release()
         self._settle(None, OutcomeKind.CLIENT_GONE)
+
+    def supersede(self) -> None:
+        """Another attempt answers the request: this one's work was for nothing, and no fault of the backend."""
+        self._release()
+        self._settle(None, OutcomeKind.SUPERSEDED)
+        self._tools.metrics.hedge_wasted_seconds.inc((self._live.spec.name,), self._tools.clock() - self._began_at_s)
 
     # --- UpstreamCall -----------------------------------------------------------------------------------------------
 
     def on_head(self) -> None:
-        status, timeouts = self.status, self._request.timeouts
-        if not 200 <= status < 300:
+        owner, clock = self._owner, self._tools.clock
+        request = owner.request
+        if not 200 <= self.status < 300:
             self._body_limit = MAX_ERROR_BYTES
-            self.set_deadline(self._dispatch.clock() + timeouts.inter_token_s)
+            self.set_deadline(clock() + request.timeouts.inter_token_s)
             return
-        self.exchange.status = status
         if self._is_event_stream():
-            request = self._request
             reader = StreamReader(self._edit(), hide_usage=not request.usage_asked, choices=request.choices)
             self._relay = EventRelay(
-                self, self._client, self.exchange, self._lease, self._feedback, reader, timeouts, self._dispatch.clock
+                self, owner.client, self.exchange, self._lease, self._feedback, reader, request.timeouts, clock
             )
         else:
             self._body_limit = MAX_RESPONSE_BYTES
@@ -223,13 +231,13 @@ class Attempt(UpstreamCall):
 
     def on_crash(self, error: Exception) -> None:
         self.cancel()
-        self._client.crashed(error)
+        self._owner.crashed(error)
 
     # --- relay.Source -----------------------------------------------------------------------------------------------
 
     def start_answer(self) -> None:
         """The first event of a stream is there: the client gets its status line."""
-        self._start(self._relayed_lines(), sized=False)
+        self._owner.start(self, self.status, self._relayed_lines(), sized=False)
         # What the answer's start does not need comes after it.
         asyncio.get_running_loop().call_soon(self._lighten)
 
@@ -239,7 +247,7 @@ class Attempt(UpstreamCall):
         name = self._live.spec.name
         cause, kind = FAULTS[error.fault]
         log.info("%s failed on %s: %s", self.exchange.request_id, name, error)
-        self._fail(Failure(name, cause, self._dispatch.clock()), kind)
+        self._fail(Failure(name, cause, self._tools.clock()), kind)
 
     def ended(self, ending: Ending) -> None:
         """The client has its answer, or as much of one as there will be."""
@@ -248,7 +256,7 @@ class Attempt(UpstreamCall):
         self._settle(None, kind)
         if kind is OutcomeKind.SUCCESS:
             self._learn()
-        self._client.over()
+        self._owner.over()
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -257,7 +265,7 @@ class Attempt(UpstreamCall):
         if b"content-encoding" not in self.header:
             edit = self._edit()
             try:
-                answer = _decode_answer(body)
+                answer = read_whole_answer(body)
             except (msgspec.DecodeError, RecursionError):  # not ours to judge
                 edit.meet(body)
             else:
@@ -266,20 +274,19 @@ class Attempt(UpstreamCall):
                 if answer.usage is not None:
                     exchange.generated_tokens = answer.usage.completion_tokens or 0
             body = edit.apply(body)
-        exchange.last_token_at_s = self._dispatch.clock()
-        self._start(b"%bcontent-length: %d\r\n" % (self._relayed_lines(), len(body)), sized=True)
-        self._client.finish(body)
+        exchange.last_token_at_s = self._tools.clock()
+        lines = b"%bcontent-length: %d\r\n" % (self._relayed_lines(), len(body))
+        self._owner.start(self, self.status, lines, sized=True)
+        self._owner.client.finish(body)
         self.ended(Ending.COMPLETE)
 
     def _take_error(self, body: bytes) -> None:
-        status, name, now = self.status, self._live.spec.name, self._dispatch.clock()
-        answer = error_answer(status, self.headers, body, self._live.spec, self._edit())
-        self._error_answer = answer
+        status, name, now, owner = self.status, self._live.spec.name, self._tools.clock(), self._owner
+        owner.error_answer = answer = error_answer(status, self.headers, body, self._live.spec, self._edit())
         if answer is not None and status not in STATUSES and status < 500:
             self.exchange.outcome = Outcome.CLIENT_ERROR
             self._settle(None, OutcomeKind.CLIENT_ERROR)
-            self._answer(answer)
-            self._client.over()
+            owner.answer(self, answer)
             return
         kind = OutcomeKind.SERVER_ERROR
         if status == 429:
@@ -288,29 +295,11 @@ class Attempt(UpstreamCall):
             kind = OutcomeKind.CLIENT_ERROR
         wait_s = retry_after_s(self.header.get(b"retry-after"))
         if wait_s is not None:
-            self._welcome_again_at_s = min(self._welcome_again_at_s, now + wait_s)
+            owner.welcome_again_at_s = min(owner.welcome_again_at_s, now + wait_s)
         self._fail(Failure(name, STATUSES.get(status, FailureCause.STATUS_5XX_OTHER), now, wait_s), kind)
-
-    def _answer(self, answer: ErrorAnswer) -> None:
-        self.exchange.status = answer.status
-        self._client.start(answer.status, answer.lines() + self._own_lines(), sized=True)
-        self._client.finish(answer.body)
-
-    def _start(self, lines: bytes, *, sized: bool) -> None:
-        self._client.start(self.status, lines + self._own_lines(), sized=sized)
 
     def _relayed_lines(self) -> bytes:
         return b"".join([b"%b: %b\r\n" % header for header in self.headers if header[0] in RELAYED_HEADERS])
-
-    def _own_lines(self) -> bytes:
-        """Header lines of the gateway's own; from here on the answer counts as begun."""
-        exchange = self.exchange
-        self._count_wait()
-        exchange.begin_answer(self._dispatch.clock())
-        return OWN_LINES % (
-            exchange.request_id.encode("ascii"), exchange.backend.encode("ascii"),
-            exchange.reason.encode("ascii", "replace"), (exchange.overhead_s or 0.0) * 1e3,
-        )  # fmt: skip
 
     def _is_event_stream(self) -> bool:
         """Whether the body is server-sent events in the clear."""
@@ -321,7 +310,7 @@ class Attempt(UpstreamCall):
         return media_type == b"text/event-stream" and b"content-encoding" not in self.header
 
     def _edit(self) -> ModelNameEdit:
-        return ModelNameEdit(self._live.spec.served_model_name, self._request.client_model)
+        return ModelNameEdit(self._live.spec.served_model_name, self._owner.request.client_model)
 
     # --- books ------------------------------------------------------------------------------------------------------
 
@@ -337,31 +326,27 @@ class Attempt(UpstreamCall):
         silent_until_s = backoff_until_s(failure)
         if silent_until_s is not None:
             self._live.rest_until(silent_until_s, asked=failure.retry_after_s is not None)
-        self.failures = (*self.failures, failure)
-        self._dispatch.failed(self, failure)
+        self._owner.failed(self, failure)
 
     def _settle(self, failure: Failure | None, kind: OutcomeKind) -> None:
         """Give the lease back and write down what became of the attempt."""
         if self._settled:
             return
         self._settled = True
-        exchange, live, dispatch = self.exchange, self._live, self._dispatch
+        exchange, live, tools = self.exchange, self._live, self._tools
         self._lease.settle()
-        self._count_wait()
-        dispatch.fleet.on_outcome(live, kind)
-        dispatch.metrics.attempts.inc((live.spec.name, kind))
-        cause, now = BROKEN_OFF.get(kind) if failure is None else failure.cause, dispatch.clock()
+        tools.fleet.on_outcome(live, kind)
+        tools.metrics.attempts.inc((live.spec.name, kind))
+        cause, now = BROKEN_OFF.get(kind) if failure is None else failure.cause, tools.clock()
         feedback = self._feedback
-        feedback.end(cause, exchange.generated_tokens, exchange.usage, now)
-        dispatch.metrics.ended(live.spec.name, self.facts.latency_class, feedback.prediction, cause, now)
-        exchange.tried.append(Tried(exchange.backend, exchange.reason, exchange.price, cause, self._began_at_s, now))
-
-    def _count_wait(self) -> None:
-        """Add to `waited_s` what has passed since the backend was asked, once."""
-        exchange = self.exchange
-        if not exchange.started and self._sent_at_s:
-            exchange.waited_s += self._dispatch.clock() - self._sent_at_s
-        self._sent_at_s = 0.0
+        if kind is OutcomeKind.SUPERSEDED:  # for the learner as if its client had gone: how late it was nobody knows
+            feedback.end(FailureCause.CLIENT_GONE, 0, None, now)
+        else:
+            feedback.end(cause, exchange.generated_tokens, exchange.usage, now)
+        tools.metrics.ended(live.spec.name, self.facts.latency_class, feedback.prediction, cause, now)
+        exchange.tried.append(
+            Tried(live.spec.name, self._reason, self._price, cause, self._began_at_s, now, self._is_hedge)
+        )
 
     def _lighten(self) -> None:
         """A stream may run for minutes: keep of its request and decision only what is still needed."""
@@ -373,18 +358,17 @@ class Attempt(UpstreamCall):
             self._expected_tpot_s = self._live.expected_pace_s(self.facts, decision.chosen)
         exchange.packed_grounds = grounds_of(decision, self.facts, exchange.decided_at_s).packed()
         exchange.decision = None
-        self._request = self._request.without_body()
         self.headers, self.header = [], {}
-        self._client.settle_in()
+        self._owner.lighten()
 
     def _learn(self) -> None:
-        exchange, live, request = self.exchange, self._live, self._request
+        exchange, live, request = self.exchange, self._live, self._owner.request
         usage = exchange.usage
         if exchange.first_token_at_s is not None:
-            live.observe_ttft(exchange.first_token_at_s - exchange.received_at_s)
+            live.observe_ttft(exchange.first_token_at_s - self._began_at_s)
         if usage is not None and usage.prompt_tokens:
             facts = self.facts
-            self._dispatch.prompt_ratios.observe(facts.model, facts.tenant, request.prompt_size, usage.prompt_tokens)
+            self._tools.prompt_ratios.observe(facts.model, facts.tenant, request.prompt_size, usage.prompt_tokens)
         tpot_s = exchange.tpot_s()
         if tpot_s is None:
             return
@@ -393,11 +377,3 @@ class Attempt(UpstreamCall):
             expected_s = live.expected_pace_s(self.facts, decision.chosen)
         if expected_s is not None:
             live.observe_pace(expected_s, tpot_s, exchange.generated_tokens)
-
-
-class _WholeAnswer(msgspec.Struct):
-    model: msgspec.Raw = msgspec.Raw(b"")
-    usage: Usage | None = None
-
-
-_decode_answer = msgspec.json.Decoder(_WholeAnswer).decode

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.attempt import Attempt
+from router.course import Course
 from router.dispatch import Dispatcher
 from router.errors import ApiError, body_too_large, no_backend
 from router.exchange import Exchange
@@ -45,7 +47,7 @@ class InferenceCall:
     """A request from its head to the end of its answer. Also the `relay.Client` that the answer is written to."""
 
     __slots__ = (
-        "_attempt", "_body", "_chunked", "_dispatcher", "_head", "_over", "_owner", "_paused", "_source",
+        "_body", "_chunked", "_course", "_dispatcher", "_head", "_over", "_owner", "_paused", "_source",
         "_stall_timer", "body_bytes", "ended", "exchange", "headers", "keep_alive", "refusal", "started",
     )  # fmt: skip
 
@@ -65,7 +67,7 @@ class InferenceCall:
         self._chunked = chunked
         self._body: list[bytes] = []
         self._head: bytes | None = None
-        self._attempt: Attempt | None = None
+        self._course: Course | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._source: Pausable | None = None
         self._paused = self._over = False
@@ -101,7 +103,7 @@ class InferenceCall:
             return
         if self.body_bytes > LARGE_BODY_BYTES:
             self.exchange.received_at_s = self._dispatcher.clock()
-            self._owner.loop.call_soon(self._serve_in_turns)
+            self._wait_a_turn(self._serve_in_turns)
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
@@ -113,29 +115,32 @@ class InferenceCall:
             self.crashed(error)
 
     def _serve_in_turns(self, body: bytes = b"", request: InferenceRequest | None = None) -> None:
-        """The same for a body that takes tens of milliseconds: each step has a turn of its own, so that others get
-        theirs in between. (A thread would not help: the parser keeps the interpreter to itself.)"""
+        """The same for a body that takes tens of milliseconds: no two such steps share a turn of the loop, so that
+        others get theirs in between. (A thread would not help: the parser keeps the interpreter to itself.)"""
         if self._over:
             return
         try:
             if request is not None:
                 self._run(request)
             elif body:
-                self._owner.loop.call_soon(self._serve_in_turns, b"", self._read(body))
+                self._wait_a_turn(partial(self._serve_in_turns, b"", self._read(body)))
             else:
                 body, self._body = b"".join(self._body), []
-                self._owner.loop.call_soon(self._serve_in_turns, body)
+                self._wait_a_turn(partial(self._serve_in_turns, body))
         except ApiError as error:
             self.refuse(error)
         except Exception as error:
             self.crashed(error)
+
+    def _wait_a_turn(self, go_on: Callable[[], None]) -> None:
+        self._dispatcher.fleet.turns.wait(self._owner.loop, go_on)
 
     def _read(self, body: bytes) -> InferenceRequest:
         headers, self.headers = self.headers, {}
         return self._dispatcher.read(self.exchange, headers, body)
 
     def _run(self, request: InferenceRequest) -> None:
-        self._attempt = self._dispatcher.run(self.exchange, request, self)
+        self._course = self._dispatcher.run(self.exchange, request, self)
 
     def client_gone(self) -> None:
         """The connection is lost."""
@@ -175,8 +180,8 @@ class InferenceCall:
             self.refuse(no_backend("The gateway is stopping. Try again shortly.", 1.0))
 
     def _leave_backend(self) -> None:
-        if self._attempt is not None:
-            self._attempt.cancel()
+        if self._course is not None:
+            self._course.cancel()
 
     # --- attempt.Answered -------------------------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class InferenceCall:
         if self._over:
             return
         self._over = True
-        self._attempt = None
+        self._course = None
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None

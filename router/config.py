@@ -1,6 +1,6 @@
 """The fleet file: what it may say, and how it becomes what the rest of Headrace works with.
 
-A file is read (`config_source`), validated here against strict models, checked for what single settings cannot see
+A file is read (`settings.source`), validated here against strict models, checked for what single settings cannot see
 (`config_checks`), and built into backend specs and a routing pipeline. All of that happens in `load_fleet`, before
 anything runs on it: a `LoadedFleet` is known to be usable, so that taking it over is one assignment.
 
@@ -24,15 +24,14 @@ from policies.facts import Budget
 from policies.policy import Pipeline
 from policies.registry import build_pipeline
 from policies.spec import PartSpec, PolicyError, PolicySpec
-from router.config_checks import Finding, contradictions, doubts
-from router.config_fields import Name, Section, Text
-from router.config_problems import problems_of, validation_error
+from router.config_checks import contradictions, doubts
 from router.config_sections import (
     AdminSection,
     AuthSection,
     BackendSection,
     DecisionLogSection,
     HealthSection,
+    HedgingSection,
     LatencyClassSection,
     LendingSection,
     LimitsSection,
@@ -45,9 +44,11 @@ from router.config_sections import (
     StateSection,
     TimeoutsSection,
 )
-from router.config_source import ConfigError, Loc, Problem, SourceDocument, parse_source, read_source
 from router.keys import KeyRing, environment_rows
 from router.keys_file import load_keys, unique_rows
+from settings.fields import Name, Section, Text
+from settings.problems import Finding, problems_of, validation_error
+from settings.source import ConfigError, Loc, Problem, SourceDocument, parse_source, read_source
 
 __all__ = ["ConfigError", "FleetConfig", "LoadedFleet", "Problem", "load_fleet", "load_fleet_bytes"]
 
@@ -83,6 +84,9 @@ class FleetConfig(Section):
         default=TimeoutsSection(), description="How long a request may take.", examples=[{"total_s": 600}])
     retries: RetriesSection = Field(
         default=RetriesSection(), description="When a request is tried elsewhere.", examples=[{"max_attempts": 3}])
+    hedging: HedgingSection = Field(
+        default=HedgingSection(), description="When a request is sent to a second backend beside the first.",
+        examples=[{"enabled": True}])
     limits: LimitsSection = Field(
         default=LimitsSection(), description="What the gateway takes on.", examples=[{"max_in_flight": 4_096}])
     decision_log: DecisionLogSection = Field(
@@ -186,7 +190,7 @@ def load_fleet_bytes(raw: bytes, file: str, environ: Mapping[str, str]) -> Loade
     Raises:
         ConfigError: as `load_fleet`.
     """
-    document = parse_source(raw, file)
+    document = parse_source(raw, file, "deploy/fleet.example.yaml")
     try:
         config = FleetConfig.model_validate(document.content)
     except ValidationError as error:

@@ -4,35 +4,16 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from backends.engines import DIALECTS
-from router.config_source import Loc, SourceDocument, quoted
+from settings.problems import Finding, nearest
+from settings.source import Loc, SourceDocument, quoted
 
 if TYPE_CHECKING:
     from router.config import FleetConfig
     from router.config_sections import BackendSection
-
-
-class Finding(NamedTuple):
-    """Something to say about one setting."""
-
-    loc: Loc
-    message: str
-    hint: str | None = None
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """A hint that names the known word most like `word`, or all known words where none is near."""
-    known = sorted(known)
-    if not known:
-        return None
-    if close := get_close_matches(word.lower(), known, n=1, cutoff=0.6):
-        return f"did you mean {quoted(close[0])}?"
-    shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-    return f"known here: {shown}"
 
 
 def contradictions(config: "FleetConfig") -> Iterator[Finding]:
@@ -56,6 +37,10 @@ def contradictions(config: "FleetConfig") -> Iterator[Finding]:
         if backend.engine not in DIALECTS:
             yield Finding(("backends", index, "engine"), f"is not a known engine: {quoted(backend.engine)}",
                           nearest(backend.engine, DIALECTS))
+    for index, name in enumerate(config.hedging.latency_classes):
+        if name not in classes:
+            yield Finding(("hedging", "latency_classes", index), f"names no latency class: {quoted(name)}",
+                          nearest(name, classes))
     yield from _times(config)
     yield from _reserved(config)
     if config.admin.port and config.admin.port == config.listen.port:
@@ -130,6 +115,8 @@ def doubts(config: "FleetConfig", document: SourceDocument) -> Iterator[Finding]
                                              "its requests are answered 503")
     yield from _backend_doubts(config, by_model)
     yield from _class_doubts(config)
+    if config.hedging.enabled:
+        yield from _hedging_doubts(config, by_model)
 
 
 def _class_doubts(config: "FleetConfig") -> Iterator[Finding]:
@@ -146,6 +133,22 @@ def _class_doubts(config: "FleetConfig") -> Iterator[Finding]:
         if waiting is not None and waiting > limits.max_waiting:
             yield Finding(("latency_classes", index, "max_queue"),
                           f"is more than limits.max_waiting, {limits.max_waiting}, and never reached")
+
+
+def _hedging_doubts(
+    config: "FleetConfig", by_model: dict[str, list[tuple[int, "BackendSection"]]]
+) -> Iterator[Finding]:
+    hedging, classes = config.hedging, {entry.name: entry for entry in config.latency_classes}
+    for index, name in enumerate(hedging.latency_classes):
+        if classes[name].ttft_s is None and classes[name].e2e_s is None:
+            yield Finding(("hedging", "latency_classes", index),
+                          f"{quoted(name)} promises neither ttft_s nor e2e_s: only requests that bring a budget of "
+                          "their own are hedged")
+    if not hedging.budget_ratio and not hedging.budget_floor_per_s:
+        yield Finding(("hedging",), "has a budget of nothing: no request is hedged",
+                      "give a budget_ratio, such as 0.02, or leave enabled out")
+    if all(len(siblings) < 2 for siblings in by_model.values()):
+        yield Finding(("hedging",), "finds no model with a second backend: no request is hedged")
 
 
 def _backend_doubts(

@@ -12,27 +12,11 @@ from backends.catalog.health import HealthRules
 from backends.catalog.spec import BackendSpec, Coefficients, ParallelLayout
 from policies.admission import ClassRules
 from policies.facts import Budget
+from policies.hedging import HedgeRules
 from policies.spec import PartSpec
-from router.config_checks import Finding
-from router.config_fields import (
-    BaseUrl,
-    Degree,
-    Host,
-    Labels,
-    Milliseconds,
-    ModelName,
-    Name,
-    Port,
-    Seconds,
-    SecondsFromZero,
-    Section,
-    Settings,
-    Share,
-    Text,
-    Tokens,
-    VariableName,
-)
-from router.config_problems import validation_error
+from router.config_fields import Degree, Milliseconds, ModelName, Seconds, SecondsFromZero, Settings, Share, Tokens
+from settings.fields import BaseUrl, Host, Labels, Name, Port, Section, Text, VariableName
+from settings.problems import Finding, validation_error
 
 _RULES = HealthRules()
 
@@ -83,8 +67,8 @@ class StateSection(Section):
 
     path: Text | None = Field(
         default=None,
-        description="File of what the policy and the prompt sizes have learned, beside the fleet file; left out: each "
-                    "start learns afresh.",
+        description="File of what the policy, the prompt sizes and the forecast of demand have learned, beside the "
+                    "fleet file; left out: each start learns afresh.",
         examples=["state.json"])
     save_every_s: Seconds = Field(
         default=60.0, description="Between two savings; the last one is at the end.", examples=[60])
@@ -320,6 +304,29 @@ class RetriesSection(Section):
         default=0.2, description="Retries over requests, for all traffic together.", examples=[0.2])
     budget_floor_per_s: Annotated[float, Field(ge=0, le=100_000)] = Field(
         default=10.0, description="Retries a second that are always allowed.", examples=[10])
+
+
+class HedgingSection(Section):
+    """When a request whose backend is silent is sent to a second one too; see docs/reliability.md."""
+
+    enabled: bool = Field(default=False, description="Whether requests are hedged at all.", examples=[True])
+    after: Annotated[float, Field(ge=0.5, le=0.9999)] = Field(
+        default=0.99,
+        description="A first attempt is late when this share of such attempts would have begun their answer.",
+        examples=[0.95])
+    latency_classes: tuple[Name, ...] = Field(
+        default=(), strict=False,
+        description="Classes whose requests are hedged; none: all that promise a `ttft_s` or, for answers that are no "
+                    "streams, an `e2e_s`.",
+        examples=[["interactive"]])
+    budget_ratio: Annotated[float, Field(ge=0, le=0.25)] = Field(
+        default=0.02, description="Hedges over requests, for all traffic together.", examples=[0.02])
+    budget_floor_per_s: Annotated[float, Field(ge=0, le=1_000)] = Field(
+        default=0.1, description="Hedges a second that are always allowed.", examples=[0.1])
+
+    def rules(self) -> HedgeRules | None:
+        """As decisions take them; `None` where nothing is hedged."""
+        return HedgeRules(self.after, frozenset(self.latency_classes)) if self.enabled else None
 
 
 class LimitsSection(Section):

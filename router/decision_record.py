@@ -11,7 +11,8 @@ from math import isfinite
 import msgspec
 
 from router.exchange import Exchange, Tried
-from router.grounds import CandidateRecord, Grounds, RejectedRecord, grounds_of
+from router.grounds import grounds_of
+from router.grounds_record import CandidateRecord, Grounds, RejectedRecord
 
 SCHEMA_VERSION = 1
 
@@ -31,6 +32,7 @@ class AttemptRecord(msgspec.Struct, gc=False):
     reason: str
     price: float | None
     cause: str | None
+    hedge: bool
     began_s: float
     took_s: float
 
@@ -75,6 +77,7 @@ class DecisionRecord(msgspec.Struct, gc=False):
     miss_weight: float | None
     prompt_tokens: int | None
     generated_tokens: int | None
+    hedge: str | None
     attempts: list[AttemptRecord]
     candidates: list[CandidateRecord]
     candidate_count: int
@@ -130,6 +133,7 @@ def record_of(exchange: Exchange, wall_offset_s: float) -> DecisionRecord:
         miss_weight=exchange.miss_weight,
         prompt_tokens=None if usage is None else usage.prompt_tokens,
         generated_tokens=_generated_tokens(exchange),
+        hedge=exchange.hedge,
         attempts=[_attempt(tried, began_at_s) for tried in exchange.tried],
         candidates=[] if grounds is None else grounds.candidates,
         candidate_count=0 if grounds is None else grounds.candidate_count,
@@ -139,7 +143,7 @@ def record_of(exchange: Exchange, wall_offset_s: float) -> DecisionRecord:
 
 
 def _attempt(tried: Tried, began_at_s: float) -> AttemptRecord:
-    return AttemptRecord(tried.backend, tried.reason, tried.price, tried.cause,
+    return AttemptRecord(tried.backend, tried.reason, tried.price, tried.cause, tried.is_hedge,
                          _seconds(tried.began_at_s - began_at_s), _seconds(tried.ended_at_s - tried.began_at_s))
 
 

@@ -16,12 +16,14 @@ from policies.facts import RequestFacts
 from policies.filters import Rejection
 from policies.pipeline import decide
 from policies.policy import Decision
-from router.attempt import Answered, Attempt
+from router.attempt import Answered
+from router.course import Course
 from router.errors import ApiError, no_backend, overloaded, unauthorized
 from router.exchange import Exchange
 from router.feedback import Faults
 from router.fleet import Fleet
 from router.generation import Generation
+from router.hedging import Hedging
 from router.intake import Endpoint, InferenceRequest, class_name, read_request
 from router.keys import Parallel
 from router.leases import InFlight, Rate
@@ -65,6 +67,7 @@ class Dispatcher:
         self._rng = rng or random.Random()
         self.clock = clock
         self._retry_budget = RetryBudget()
+        self._hedging = Hedging(self)
         self._first_attempts = 0
         """Since the budget was last looked at."""
 
@@ -139,64 +142,74 @@ class Dispatcher:
         exchange.deadline_s = exchange.received_at_s + request.timeouts.total_s
         return request
 
-    def run(self, exchange: Exchange, request: InferenceRequest, client: Answered) -> Attempt:
+    def run(self, exchange: Exchange, request: InferenceRequest, client: Answered) -> Course:
         """Send a request on its way. What comes of it `client` is told, never before this returns.
 
         Raises:
             ApiError: nobody can take it.
         """
         self._first_attempts += 1
-        attempt = Attempt(self, exchange, request, client)
-        decision = self.place(attempt)
+        course = Course(self, exchange, request, client)
+        decision = self.place(course)
         if decision.chosen is None:
             if not nobody_is_up(decision):
                 raise self.refusal(decision, request.facts)
-            self._let_wait(attempt, client, decision)
-        return attempt
+            self._let_wait(course, decision)
+        return course
 
-    def place(self, attempt: Attempt) -> Decision:
+    def place(self, course: Course) -> Decision:
         """Decide on a request, and send it where somebody can take it."""
-        exchange, now = attempt.exchange, self.clock()
-        decision = self._decide(exchange, attempt.facts, now)
+        exchange, now = course.exchange, self.clock()
+        decision = self._decide(exchange, course.facts, now)
         exchange.decided(decision, now)
         if decision.chosen is not None:
-            attempt.on(self.fleet.backends[decision.chosen.spec.name])
+            course.send(self.fleet.backends[decision.chosen.spec.name])
+            if exchange.generation.hedging is not None:
+                self._hedging.watch(course, decision, now)
         return decision
 
-    def _let_wait(self, attempt: Attempt, client: Answered, decision: Decision) -> None:
+    def _let_wait(self, course: Course, decision: Decision) -> None:
         """No backend is up: let the request wait for one, if it can spare the time."""
-        facts, now = attempt.facts, self.clock()
-        waiter = QueuedAttempt(self, attempt, client, now)
+        facts, now = course.facts, self.clock()
+        waiter = QueuedRequest(self, course, now)
         back_in_s = self.fleet.expected_back_s(facts.model, now)
-        key = self.waiting.enter(attempt.exchange.generation.admission, waiter, facts, back_in_s)
+        key = self.waiting.enter(course.exchange.generation.admission, waiter, facts, back_in_s)
         if isinstance(key, Refused):
             self.metrics.turned_away.inc((facts.latency_class, key.reason))
             raise self.refusal(decision, facts)
         waiter.key = key
-        attempt.leave_queue = waiter.leave
+        course.leave_queue = waiter.leave
 
-    def failed(self, attempt: Attempt, failure: Failure) -> None:
-        """Send a request elsewhere, if it may and can be, or tell the client. Called by its attempt."""
-        exchange, now = attempt.exchange, self.clock()
+    def failed(self, course: Course, failure: Failure) -> None:
+        """Send a request elsewhere, if it may and can be, or tell the client. Called by its course."""
+        exchange, now = course.exchange, self.clock()
         retries = exchange.generation.config.retries
         budget = self._retry_budget_for(retries.budget_ratio, retries.budget_floor_per_s)
         step = next_attempt(
             AttemptRules(max_attempts=retries.max_attempts),
-            attempt.facts, attempt.failures, now, budget, deadline_s=exchange.deadline_s,
+            course.facts, course.failures, now, budget, deadline_s=exchange.deadline_s,
         )  # fmt: skip
         paid = None if isinstance(step, Stop) else budget.withdraw(now)
         if isinstance(step, Stop) or paid is None:
-            attempt.give_up(failure)
+            course.give_up(failure)
             return
         self._retry_budget = paid
         self.metrics.retries.inc((step.reason,))
-        attempt.facts = replace(attempt.facts, tried=step.avoid, waited_s=now - exchange.received_at_s)
-        decision = self._decide(exchange, attempt.facts, now)
+        course.facts = replace(course.facts, tried=step.avoid, waited_s=now - exchange.received_at_s)
+        decision = self._decide(exchange, course.facts, now)
         if decision.chosen is None:
-            attempt.give_up(failure)
+            course.give_up(failure)
         else:
             exchange.decided(decision, now)
-            attempt.on(self.fleet.backends[decision.chosen.spec.name])
+            course.send(self.fleet.backends[decision.chosen.spec.name])
+
+    def considered(self, exchange: Exchange, facts: RequestFacts, now: float) -> Decision:
+        """What a decision on the request would be now. Nothing is booked by it."""
+        return decide(exchange.generation.pipeline, facts, self.fleet.view(), now, self._rng)
+
+    def by_class(self) -> Mapping[str, int]:
+        """Requests in flight, over all processes."""
+        return self.held.by_class()
 
     def end(self, exchange: Exchange) -> None:
         """A request has ended, in whatever way."""
@@ -258,41 +271,40 @@ class Dispatcher:
 
 
 @dataclass(slots=True)
-class QueuedAttempt:
+class QueuedRequest:
     """A request that waits for a backend to come up; a `waiting.Waiter`."""
 
     dispatcher: Dispatcher
-    attempt: Attempt
-    client: Answered
+    course: Course
     since_s: float
     key: int = -1
 
     def offer(self) -> bool:
-        dispatcher, attempt, leave = self.dispatcher, self.attempt, self.attempt.leave_queue
-        attempt.leave_queue = None  # from here on a client that goes leaves a backend, not the queue
+        dispatcher, course, leave = self.dispatcher, self.course, self.course.leave_queue
+        course.leave_queue = None  # from here on a client that goes leaves a backend, not the queue
         try:
             now = dispatcher.clock()
-            attempt.facts = replace(attempt.facts, waited_s=now - attempt.exchange.received_at_s)
+            course.facts = replace(course.facts, waited_s=now - course.exchange.received_at_s)
             self._waited(now)
-            decision = dispatcher.place(attempt)
+            decision = dispatcher.place(course)
             if decision.chosen is None and nobody_is_up(decision):
-                attempt.leave_queue = leave
+                course.leave_queue = leave
                 return False
             self._over("turned_away" if decision.chosen is None else "served")
             if decision.chosen is None:
-                self.client.refuse(dispatcher.refusal(decision, attempt.facts))
+                course.client.refuse(dispatcher.refusal(decision, course.facts))
         except Exception as error:
-            self.client.crashed(error)
+            course.client.crashed(error)
         return True
 
     def turn_away(self, reason: Refusal) -> None:
-        dispatcher, facts, now = self.dispatcher, self.attempt.facts, self.dispatcher.clock()
-        self.attempt.leave_queue = None
+        dispatcher, facts, now = self.dispatcher, self.course.facts, self.dispatcher.clock()
+        self.course.leave_queue = None
         self._waited(now)
         self._over("turned_away")
         dispatcher.metrics.turned_away.inc((facts.latency_class, reason))
         retry_after_s = dispatcher.fleet.back_in_s(now)
-        self.client.refuse(no_backend("No backend came up in time. Try again shortly.", retry_after_s))
+        self.course.client.refuse(no_backend("No backend came up in time. Try again shortly.", retry_after_s))
 
     def leave(self) -> None:
         """Its client is gone, or the process ends."""
@@ -301,13 +313,13 @@ class QueuedAttempt:
         self._over("left")
 
     def _waited(self, now: float) -> None:
-        exchange = self.attempt.exchange
+        exchange = self.course.exchange
         more_s = now - self.since_s - exchange.queued_s
         exchange.queued_s += more_s
         exchange.waited_s += more_s
 
     def _over(self, how: str) -> None:
-        self.dispatcher.metrics.queue_seconds.observe((how,), self.attempt.exchange.queued_s)
+        self.dispatcher.metrics.queue_seconds.observe((how,), self.course.exchange.queued_s)
 
 
 def nobody_is_up(decision: Decision) -> bool:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from policies.facts import RequestFacts
 from policies.policy import Decision
+from router.answer_members import Usage
 from router.errors import ApiError
 from router.generation import Generation
 from router.intake import Endpoint
 from router.keys import ParallelLease, Principal
-from router.sse import Usage
 
 NO_BACKEND = "none"
 UNKNOWN_MODEL = "other"
@@ -34,6 +34,21 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
+class HedgeEnd(StrEnum):
+    """What became of a hedge; also the metric label."""
+
+    WON = "won"
+    """It answered first."""
+    LOST = "lost"
+    """The first attempt did."""
+    TOOK_OVER = "took_over"
+    """The first attempt failed, and the hedge went on alone: it was the retry."""
+    FAILED = "failed"
+    """It failed itself, and the first attempt went on alone."""
+    LEFT = "left"
+    """Nobody wanted the answer any more: the client left, or the gateway stopped."""
+
+
 class Tried(NamedTuple):
     """One attempt of a request that has ended. Times are monotonic seconds."""
 
@@ -45,6 +60,8 @@ class Tried(NamedTuple):
     """How it failed, in the words of `policies.attempts.FailureCause`; `None` where it gave the client its answer."""
     began_at_s: float
     ended_at_s: float
+    is_hedge: bool = False
+    """Made beside another one that was silent."""
 
 
 @dataclass(slots=True)
@@ -75,11 +92,13 @@ class Exchange:
     reason: str = ""
     price: float | None = None
     decision: Decision | None = None
-    """The last one. Once a stream runs, `packed_grounds` (`grounds.Grounds.packed`) is what is left of it."""
+    """The last one. Once a stream runs, `packed_grounds` (`grounds_record.Grounds.packed`) is what is left of it."""
     packed_grounds: bytes | None = None
     decided_at_s: float = 0.0
     tried: list[Tried] = field(default_factory=list)
-    """Attempts that have ended."""
+    """Attempts that have ended, in the order of their ends."""
+    hedge: HedgeEnd | None = None
+    """What became of its hedge; `None` where it had none, or still has."""
     status: int = 0
     outcome: Outcome = Outcome.INTERNAL_ERROR
     miss_weight: float | None = None

@@ -22,9 +22,9 @@ from policies.attempts import FailureCause
 from policies.facts import RequestFacts
 from policies.learning import End, Learner, Sent
 from policies.policy import Decision, Priced, predicted_p99_s
+from router.answer_members import Usage
 from router.leases import Books
 from router.promises import Prediction
-from router.sse import Usage
 
 log = logging.getLogger("headrace.learning")
 

@@ -23,6 +23,7 @@ from backends.catalog.health import (
 from backends.catalog.sample import LoadSample
 from backends.catalog.spec import BackendSpec
 from backends.catalog.views import BackendView, FleetView
+from backends.turns import Turns
 from backends.upstream import PoolLimits, UpstreamPool
 from policies.estimate import DRIFT_RANGE, predict
 from policies.facts import RequestFacts
@@ -32,6 +33,10 @@ from router.intake import Endpoint
 from router.leases import Books, Lease
 
 EWMA_WEIGHT = 0.1
+BLAMELESS = frozenset({
+    OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED, OutcomeKind.SUPERSEDED,
+})
+"""Ends of attempts that are no failure of their backend."""
 LATELY_UP_S = 30.0
 """A backend that has been out for longer is not waited for."""
 BOOK_SUCCESSES_EVERY_S = 0.1
@@ -55,10 +60,12 @@ class Siblings(Protocol):
 class LiveBackend:
     """One backend that serves, or still finishes what it has."""
 
-    def __init__(self, spec: BackendSpec, limits: PoolLimits, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, spec: BackendSpec, limits: PoolLimits, clock: Callable[[], float] = monotonic, turns: Turns | None = None
+    ) -> None:
         self._clock = clock
         self.spec = spec
-        self.pool = UpstreamPool(spec.url, limits)
+        self.pool = UpstreamPool(spec.url, limits, turns=turns)
         self.health = Health()
         self.sample: LoadSample | None = None
         self.in_flight_at_sample: int | None = None
@@ -228,6 +235,8 @@ class Fleet:
     ) -> None:
         self._clock = clock
         self._pool_limits = pool_limits or PoolLimits()
+        self.turns = Turns()
+        """Of the loop, for whatever could fill several."""
         self._rules = HealthRules()
         self._on_transition = on_transition
         self.on_change: Callable[[], None] | None = None
@@ -254,7 +263,7 @@ class Fleet:
                     self.learner.forget(spec.name)  # what it learned is how far the old ones were off
                 live.spec = spec
             else:
-                live = LiveBackend(spec, self._pool_limits, self._clock)
+                live = LiveBackend(spec, self._pool_limits, self._clock, self.turns)
             after[spec.name] = live
         kept = set(map(id, after.values()))
         gone = [live for live in before.values() if id(live) not in kept]
@@ -320,7 +329,7 @@ class Fleet:
                 return
             self._book_successes(live)
             return
-        if kind not in (OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED):
+        if kind not in BLAMELESS:
             live.failed_requests += 1
             live.last_outcome_at_s = self._clock()
         self._book_successes(live)

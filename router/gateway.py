@@ -44,9 +44,10 @@ class Gateway:
         )
         self.keeps_state: Callable[[], bool] = lambda: True
         """Whether it is this process that saves what was learned; among workers, the leader."""
+        self.desk = LendingDesk(self.fleet, loaded.config, clock)
         self._state = _state_of(path, loaded)
         if self._state is not None:
-            self._state.load(self.fleet.learner, self.dispatcher.prompt_ratios, loaded.specs)
+            self._state.load(self.fleet.learner, self.dispatcher.prompt_ratios, loaded.specs, self.desk)
         self.poller = Poller(
             loaded.specs,
             interval_s=loaded.config.poll.interval_s,
@@ -60,7 +61,6 @@ class Gateway:
         records = LedgerCollector()
         records.ledger = self._ledger
         self.metrics.registry.register(records)
-        self.desk = LendingDesk(self.fleet, loaded.config, clock)
         self.metrics.watchers.append(self.desk.ended)
         self.metrics.registry.register(LendingCollector(self.desk))
         self.reloader = Reloader(path, self.apply, environ, self._on_reload, running=loaded)
@@ -107,7 +107,7 @@ class Gateway:
         if self._state is not None and self.keeps_state():
             # In a thread: a large fleet takes tens of milliseconds to write down.
             await asyncio.to_thread(
-                self._state.save, self.fleet.learner, self.dispatcher.prompt_ratios, self.loaded.specs
+                self._state.save, self.fleet.learner, self.dispatcher.prompt_ratios, self.loaded.specs, self.desk
             )
 
     def _on_transition(self, name: str, before: Health, after: Health) -> None:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from policies.admission import AdmissionRules
 from policies.facts import Budget
+from policies.hedging import HedgeRules
 from policies.policy import Pipeline
 from router.config import FleetConfig, LoadedFleet
 from router.config_sections import TimeoutsSection
@@ -23,6 +24,8 @@ class Generation:
     vocabulary: Vocabulary
     keys: KeyRing = field(repr=False)
     admission: AdmissionRules = field(repr=False)
+    hedging: HedgeRules | None = None
+    """`None`: no request is hedged."""
 
     @classmethod
     def of(cls, loaded: LoadedFleet) -> "Generation":
@@ -35,7 +38,8 @@ class Generation:
         }
         vocabulary = Vocabulary(MappingProxyType(models), MappingProxyType(classes), config.default_latency_class,
                                 partial(lengthened_timeouts, config.timeouts))
-        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary, loaded.keys, config.admission_rules())
+        return cls(config, loaded.config_hash, loaded.pipeline, vocabulary, loaded.keys, config.admission_rules(),
+                   config.hedging.rules())
 
 
 def phase_timeouts(given: TimeoutsSection, budget: Budget) -> PhaseTimeouts:

@@ -3,71 +3,17 @@
 Every field is copied by name from a noun whose content is known, so that no key, address or label can come along.
 """
 
-import zlib
 from collections.abc import Sequence
-
-import msgspec
 
 from policies.estimate import Estimate, coefficients_of, predict
 from policies.facts import RequestFacts
 from policies.filters import Rejection
 from policies.footing import drift_of
 from policies.policy import Decision, Priced, Rejected
+from router.grounds_record import CandidateRecord, ExpectedRecord, Grounds, RejectedRecord
 
 MAX_LISTED = 32
 """Candidates and rejected backends that a record lists; a fleet of a thousand would fill a disk by itself."""
-
-
-class CandidateRecord(msgspec.Struct, gc=False):
-    """A backend that could have served the request, as the decision saw it."""
-
-    backend: str
-    price: float
-    terms: dict[str, float]
-    late_s: float
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float | None
-    miss: float | None
-    crowding: float
-    coefficients: str
-    drift: float
-    in_flight: int
-
-
-class RejectedRecord(msgspec.Struct, gc=False):
-    """A backend that a filter removed."""
-
-    backend: str
-    reason: str
-
-
-class Grounds(msgspec.Struct, frozen=True, gc=False):
-    """One decision, as a record tells it."""
-
-    policy: str
-    backend: str | None
-    """The chosen one."""
-    reason: str
-    price: float | None
-    coefficients: str | None
-    """Version of the chosen backend's coefficients."""
-    expected: Estimate | None
-    """Of the chosen backend."""
-    miss: float | None
-    """Probability that the budget is missed there."""
-    candidates: list[CandidateRecord]
-    candidate_count: int
-    rejected: list[RejectedRecord]
-    rejected_count: int
-
-    def packed(self) -> bytes:
-        """As little memory as it takes to keep it for as long as a stream runs: a tenth."""
-        return zlib.compress(msgspec.msgpack.encode(self), 1)
-
-    @classmethod
-    def unpacked(cls, packed: bytes) -> "Grounds":
-        return msgspec.msgpack.decode(zlib.decompress(packed), type=cls)
 
 
 def grounds_of(decision: Decision, facts: RequestFacts, decided_at_s: float) -> Grounds:
@@ -94,7 +40,8 @@ def grounds_of(decision: Decision, facts: RequestFacts, decided_at_s: float) -> 
         reason=decision.reason,
         price=decision.price,
         coefficients=None if chosen is None else coefficients_of(chosen).version,
-        expected=expected,
+        expected=None if expected is None else ExpectedRecord(
+            expected.ttft_s, expected.tpot_s, expected.e2e_s, expected.ttft_p99_s, expected.e2e_p99_s),
         miss=miss,
         candidates=candidates,
         candidate_count=len(decision.candidates),

@@ -9,6 +9,7 @@ that answer. No OpenAI client pipelines, and a queue of none cannot be overrun.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, ClassVar
 
@@ -332,7 +333,8 @@ class HotProtocol(asyncio.Protocol):
         if self.transport.is_closing() or self._linger_timer is not None:
             return
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # it was reset in this very moment: `connection_lost` is on its way
+                self.transport.write_eof()
         self._linger_timer = self.loop.call_later(LINGER_S, self._end_lingering)
 
     def _end_lingering(self) -> None:

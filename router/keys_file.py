@@ -10,11 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from router.config_checks import Finding
-from router.config_fields import Name, Section, wrong
-from router.config_problems import problems_of, validation_error
-from router.config_source import ConfigError, Problem, SourceDocument, parse_source, quoted, read_source
 from router.keys import DEFAULT_TENANT, KeyRow, digest_of
+from settings.fields import Name, Section, wrong
+from settings.problems import Finding, problems_of, validation_error
+from settings.source import ConfigError, Problem, SourceDocument, parse_source, quoted, read_source
 
 KEY_PREFIX = "hr-"
 _FRESH_KEY = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{32}")
@@ -153,9 +152,10 @@ def unique_rows(file: str, in_file: tuple[KeyRow, ...], in_environment: tuple[Ke
 
 
 def _own_hint(problem: Problem) -> Problem:
-    """A problem of the text itself, where its usual hint speaks of fleet files."""
-    is_other = problem.hint is not None and "fleet" in problem.hint
-    return replace(problem, hint="it begins with `keys:`; `headrace keys new` prints rows") if is_other else problem
+    """A problem of the text itself; one that came without a hint, such as an empty file, gets this file's own."""
+    if problem.hint is not None:
+        return problem
+    return replace(problem, hint="it begins with `keys:`; `headrace keys new` prints rows")
 
 
 def _without_values(problem: Problem) -> Problem:

@@ -7,7 +7,8 @@
        └──────return─────────┘                     draining ◀──────release──────┘
 
 - `draining`, `released` and `returning` get no new request; streams that are open end as they would.
-- `released`: no stream of this gateway is there. The engine may be stopped.
+- `released`: no stream of this process is there. Once that is so in every process of the gateway, the engine may be
+  stopped.
 - `returning`: the engine is being started by whoever stopped it. It is waited for and warmed up, and then enters
   service by a slow start, whatever its health was before.
 
@@ -19,7 +20,7 @@ This is beside the operator's own drain (`/admin/backends/{name}/drain`) and wei
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -137,6 +138,27 @@ class Lending:
             self._begin(name, place, Stage.RETURNING, self._bring_back(name, place))
         return place
 
+    def begin_away(self, name: str, epoch: int) -> None:
+        """A process that starts among siblings which have let this backend go: it holds nothing there."""
+        place = self._places.get(name)
+        if place is not None and place.stage is Stage.SERVING:
+            place.epoch = max(place.epoch, epoch)
+            self._fleet.backends[name].lent = True
+            self._begin(name, place, Stage.RELEASED, None)
+
+    def export(self) -> dict[str, Any]:
+        """How long drains and returns took, as JSON values."""
+        return {name: {"returns_s": place.returns.seen_s, "drains_s": place.drains.seen_s}
+                for name, place in self._places.items()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with these; of backends that are still there."""
+        for name, times in saved.items():
+            if name in self._places:
+                place = self._places[name]
+                place.returns.seen_s = [float(took_s) for took_s in times["returns_s"]][-TIMES_KEPT:]
+                place.drains.seen_s = [float(took_s) for took_s in times["drains_s"]][-TIMES_KEPT:]
+
     async def until_changed(self, version: int, timeout_s: float) -> None:
         """Return when some backend has entered another stage since `version`, at the latest after `timeout_s`."""
         try:
@@ -158,9 +180,6 @@ class Lending:
         if live is None:
             known = ", ".join(self._fleet.backends)
             raise ApiError(404, "unknown_backend", f"There is no backend {name[:64]!a}. Known: {known}.")
-        if self._fleet.siblings is not None:
-            raise ApiError(409, "many_workers", "Lending is for a gateway of one process: no worker sees the whole "
-                                                "demand. Start it without --workers.")
         place = self.place(name)
         if epoch < place.epoch:
             raise ApiError(409, "stale_epoch", f"Epoch {epoch} is over; {place.epoch} has spoken on {name} since.")

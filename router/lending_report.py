@@ -17,7 +17,7 @@ from policies.forecast.forecaster import Step
 from policies.forecast.mix import ClassMix
 from policies.forecast.spare import Spare, Standing, spare
 from router.config import FleetConfig
-from router.demand import Demand, ModelDemand
+from router.demand import Demand, ModelDemand, Tally
 from router.exchange import Exchange
 from router.fleet import Fleet, LiveBackend
 from router.lending import Lending, Stage
@@ -37,6 +37,7 @@ class LendingDesk:
         self._lock = Lock()
         settings = config.lending
         self._demand = Demand(settings, clock, self._in_flight)
+        """Of all processes: each counts what it serves, and reads what its siblings do (`router.shared_demand`)."""
         self.lending = Lending(fleet, clock, assumed_return_s=settings.assumed_return_s,
                                warmup_requests=settings.warmup_requests)
 
@@ -53,6 +54,24 @@ class LendingDesk:
         """A request has ended."""
         with self._lock:
             self._demand.ended(exchange)
+
+    def count_with(self, tally: Tally) -> None:
+        """Count the demand there, where siblings count theirs. Before any request."""
+        with self._lock:
+            self._demand.tally = tally
+
+    def export(self) -> dict[str, Any]:
+        """What was learned of demand and lead times, as JSON values."""
+        with self._lock:
+            return {"demand": self._demand.export(), "lead_times": self.lending.export()}
+
+    def restore(self, saved: Mapping[str, Any], age_s: float) -> None:
+        """Begin with what was learned until so long ago. Raises ValueError, KeyError, TypeError: it is none of ours."""
+        if not saved:
+            return
+        with self._lock:
+            self._demand.restore(saved["demand"], age_s)
+        self.lending.restore(saved["lead_times"])
 
     def document(self) -> dict[str, Any]:
         """The publication, as JSON values."""
@@ -77,8 +96,9 @@ class LendingDesk:
         return {model: self._survey(model, now) for model in models}
 
     def _in_flight(self, model: str) -> int:
-        live = (*self._fleet.backends.values(), *self._fleet.retiring)
-        return sum(backend.books.requests for backend in live if backend.spec.model == model)
+        live = [one for one in (*self._fleet.backends.values(), *self._fleet.retiring) if one.spec.model == model]
+        here = sum(backend.books.requests for backend in live)
+        return here + self._demand.tally.in_flight_elsewhere([backend.spec for backend in live])
 
     def _survey(self, model: str, now: float) -> "Survey":
         with self._lock:
@@ -87,9 +107,7 @@ class LendingDesk:
     def _surveyed(self, model: str, now: float) -> "Survey":
         settings = self._config.lending
         demand = self._demand.of(model)
-        # A worker among siblings sees a part of the demand only; a part is not a forecast.
-        is_whole = self._fleet.siblings is None
-        steps = demand.steps() if is_whole else ()
+        steps = demand.steps()
         budgets = {entry.name: entry.budget() for entry in self._config.latency_classes}
         classes = demand.classes(budgets)
         backends = [live for live in self._fleet.backends.values() if live.spec.model == model]

@@ -5,6 +5,7 @@ is answered with the leader's words; where one of the others fails, with its sta
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from router.admin import seconds_in, whole_in
 from router.errors import ApiError, no_backend
+from router.merged_lending import LendingOrder, merge_backend, merge_publications
 from router.merged_metrics import page_of
 from router.public import api_error_response, http_error_response
 from router.shared import Header, RowState
@@ -26,6 +29,8 @@ from router.shared import Header, RowState
 if TYPE_CHECKING:
     from router.workers import Worker, Workers
 
+LENDING_POLL_S = 0.05
+"""How often workers are asked while somebody waits for news of lending."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -57,6 +62,29 @@ def merged_admin_app(workers: "Workers") -> Starlette:
         answers = await _ask(workers, "POST", _target(request), body=await request.body())
         return _passed_on(next((answer for _, answer in answers if answer.status_code >= 400), answers[0][1]))
 
+    async def lending(request: Request) -> Response:
+        after, wait_s = whole_in(request, "after", 0), seconds_in(request, "wait_s")
+        end_s = monotonic() + (wait_s if after else 0.0)
+        while True:
+            found = await _publication(workers)
+            if found["version"] > after or monotonic() >= end_s:
+                return JSONResponse(found)
+            await asyncio.sleep(LENDING_POLL_S)
+
+    async def lend(request: Request) -> Response:
+        name, verb = request.path_params["name"], request.url.path.rpartition("/")[2]
+        answers = await _ask(workers, "POST", _target(request))
+        refused = next((answer for _, answer in answers if answer.status_code >= 400), None)
+        if refused is None:
+            order = workers.orders[name] = LendingOrder(verb, whole_in(request, "epoch", 0))
+            for worker, _ in answers:
+                worker.orders = {**worker.orders, name: order}
+            return JSONResponse(merge_backend([answer.json() for _, answer in answers]))
+        if verb == "release":       # all of them let go, or none does
+            epoch = whole_in(request, "epoch", 0)
+            await asyncio.gather(*(_undo(worker, name, epoch) for worker, answer in answers if answer.is_success))
+        return _passed_on(refused)
+
     async def drain(request: Request) -> Response:
         response = await tell_all(request)
         if response.status_code < 400:
@@ -79,6 +107,9 @@ def merged_admin_app(workers: "Workers") -> Starlette:
             Route("/admin/config", config),
             Route("/admin/workers", who),
             Route("/admin/explain", explain, methods=["POST"]),
+            Route("/admin/lending", lending),
+            Route("/admin/backends/{name}/release", lend, methods=["POST"]),
+            Route("/admin/backends/{name}/return", lend, methods=["POST"]),
             Route("/admin/backends/{name}/{verb}", drain, methods=["POST"]),
             Route("/admin/{path:path}", ask_leader),
             Route("/admin/{path:path}", tell_all, methods=["POST"]),
@@ -88,6 +119,23 @@ def merged_admin_app(workers: "Workers") -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _publication(workers: "Workers") -> dict[str, Any]:
+    documents = [answer.json() for _, answer in await _ask(workers, "GET", "/admin/lending") if answer.is_success]
+    if not documents:
+        raise no_backend("No worker answers now. Try again shortly.", 1.0)
+    merged = merge_publications(documents, 0)
+    stages = {entry["name"]: entry["stage"] for entry in merged["backends"]}
+    if stages != workers.lending_stages:
+        workers.lending_version += bool(workers.lending_stages)
+        workers.lending_stages = stages
+    return {**merged, "version": workers.lending_version}
+
+
+async def _undo(worker: "Worker", name: str, epoch: int) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        await worker.client.post(f"/admin/backends/{name}/return?epoch={epoch}")
 
 
 def workers_document(workers: "Workers") -> list[dict[str, Any]]:

@@ -126,6 +126,19 @@ class Metrics:
         self.retries = Counter(
             "headrace_retries", "Attempts after the first, by what failed before.", ("cause",), registry
         )
+        self.hedges = Counter("headrace_hedges", "Hedges sent, by what became of them.", ("outcome",), registry)
+        self.hedges_withheld = Counter(
+            "headrace_hedges_withheld",
+            "Requests whose first attempt was late and that were not hedged, by why.",
+            ("reason",),
+            registry,
+        )
+        self.hedge_wasted_seconds = Counter(
+            "headrace_hedge_wasted_seconds",
+            "Seconds of attempts that another one on the same request made useless, summed.",
+            ("backend",),
+            registry,
+        )
         self.rejections = Counter(
             "headrace_filter_rejections",
             "Backends that a filter removed from a decision that then found none.",

@@ -127,7 +127,6 @@ class EventRelay:
         if every_s is not None:
             self._heartbeat = asyncio.get_running_loop().call_later(every_s, self._beat, every_s)
         source.set_deadline(self._first_token_by_s)
-        client.feed_from(self)
 
     def body(self, data: bytes) -> None:
         """The backend has sent a piece of the body."""
@@ -152,7 +151,7 @@ class EventRelay:
             if reader.data_events == 0:
                 return
             self._held = b""
-            self._source.start_answer()
+            self._begin()
         if reader.done and reader.complete and not reader.failed:
             # Clients hang up on `[DONE]`, so it is the end for them.
             self._client.finish(out)
@@ -185,7 +184,7 @@ class EventRelay:
             return
         if not self._exchange.started:
             rest = self._held + rest
-            self._source.start_answer()
+            self._begin()
         self._client.finish(rest)
         self._end(Ending.ENGINE_ERROR if reader.failed else Ending.COMPLETE)
 
@@ -214,8 +213,9 @@ class EventRelay:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None
-        self._client.feed_from(None)
-        self._exchange.usage = self._reader.usage
+        if self._exchange.started:  # else the client is not ours: another backend may be about to answer it
+            self._client.feed_from(None)
+            self._exchange.usage = self._reader.usage
 
     # --- Pausable ---------------------------------------------------------------------------------------------------
 
@@ -231,6 +231,11 @@ class EventRelay:
         self._paused = False
         self._source.set_deadline(self._clock() + self._timeouts.inter_token_s)
         self._source.resume()
+
+    def _begin(self) -> None:
+        """The client hears of this backend from now on, and of no other."""
+        self._source.start_answer()
+        self._client.feed_from(self)
 
     def _expect_by(self, deadline_s: float) -> None:
         if not self._paused:
@@ -259,7 +264,7 @@ class EventRelay:
         out = HEARTBEAT
         if not self._exchange.started:
             out, self._held = self._held + HEARTBEAT, b""
-            self._source.start_answer()
+            self._begin()
         self._client.write(out)
         self._wrote_at_s = now
 

@@ -24,7 +24,7 @@ from watchfiles import Change, awatch
 from backends.catalog.spec import BackendSpec
 from router.config import ConfigError, LoadedFleet, Problem, keys_file_of, load_fleet_bytes
 from router.config_diff import NO_CHANGE, FleetDiff, diff_fleets
-from router.config_source import read_source
+from settings.source import read_source
 
 log = logging.getLogger("headrace.reload")
 

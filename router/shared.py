@@ -14,6 +14,7 @@ Layout, in cells::
             loads:  4 cells per backend: what is in flight there, in the order of `leases.Books`
             slots:  24 cells per backend: which it is, its health, its last probe and sample, see `Slot`
             keys:   2 cells per API key with a limit: which it is, its requests in flight
+            models: 2 cells per model: which it is, its requests that have ended
 
 Backends have slots of their writer's own choosing, and each row says which identity stands in which slot. So two
 processes that run on different configurations for a moment still read each other rightly: a reader looks the identity
@@ -48,7 +49,10 @@ _TABLE_CELLS = PAGE_CELLS
 _LOADS = PAGE_CELLS
 _SLOTS = _LOADS + SLOTS * LOAD_CELLS
 _KEYS = _SLOTS + SLOTS * SLOT_CELLS
-ROW_CELLS = _KEYS + KEYS * 2
+MODELS = 1_024
+"""Models that a row has room for, those of earlier configurations among them."""
+_MODELS = _KEYS + KEYS * 2
+ROW_CELLS = _MODELS + MODELS * 2
 
 
 class RowState(IntEnum):
@@ -115,7 +119,7 @@ class Row:
     """One process's row. Only that process writes it, but for the parent once the process is dead."""
 
     __slots__ = ("_generations", "_start_bytes", "floats", "header", "index", "keys", "load_bytes", "loads",
-                 "slot_floats", "slots")  # fmt: skip
+                 "models", "slot_floats", "slots")  # fmt: skip
 
     def __init__(self, memory: mmap.mmap, index: int) -> None:
         start = _TABLE_CELLS + index * ROW_CELLS
@@ -129,7 +133,8 @@ class Row:
         self.load_bytes = whole[_LOADS * CELL_BYTES : _SLOTS * CELL_BYTES]
         self.slots = cells[_SLOTS:_KEYS]
         self.slot_floats = floats[_SLOTS:_KEYS]
-        self.keys = cells[_KEYS:]
+        self.keys = cells[_KEYS:_MODELS]
+        self.models = cells[_MODELS:]
         self._start_bytes = start * CELL_BYTES
         self._generations = memoryview(memory).cast("q")[_GENERATIONS : _GENERATIONS + MAX_ROWS]
 

@@ -7,9 +7,10 @@ these find something. The two documented edits are the model's name and the usag
 
 import re
 from functools import lru_cache
-from typing import Annotated, Any
 
 import msgspec
+
+from router.answer_members import Usage, read_model, read_usage_chunk
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 # A blank line ends an event: LF LF, LF CR LF (the end of a CRLF pair), or CR CR. WHATWG HTML §9.2.5.
@@ -80,38 +81,6 @@ class SseCutter:
         return bytes(self._buffer)
 
 
-# A count that is none (negative, or past what a double holds) is not believed.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Token counts as an engine reports them."""
-
-    prompt_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
-    prompt_tokens_details: Any = None
-    """Whatever the engine puts there: one that puts nonsense there may still count right."""
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that the engine had in its prefix cache, where it says so."""
-        details = self.prompt_tokens_details
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        return cached if type(cached) is int and 0 <= cached <= (self.prompt_tokens or 0) else None
-
-
-class _UsageChunk(msgspec.Struct):
-    choices: list[msgspec.Raw] | None = None
-    usage: Usage | None = None
-
-
-class _WithModel(msgspec.Struct):
-    model: msgspec.Raw = msgspec.Raw(b"")
-
-
-_decode_model = msgspec.json.Decoder(_WithModel).decode
-
-
 @lru_cache(maxsize=256)
 def _encoded(name: str) -> bytes:
     return msgspec.json.encode(name)
@@ -139,7 +108,7 @@ class ModelNameEdit:
     def meet(self, document: bytes) -> None:
         """Learn what the engine calls itself, from one JSON document: often a file's path, whatever was asked for."""
         try:
-            self.meet_name(bytes(_decode_model(document).model))
+            self.meet_name(bytes(read_model(document).model))
         except (msgspec.DecodeError, RecursionError):
             return  # an error page, `[DONE]`, half a document
 
@@ -241,7 +210,7 @@ class StreamReader:
 
     def _note_usage(self, event: bytes) -> bool:
         try:
-            chunk = msgspec.json.decode(_payload(event), type=_UsageChunk)
+            chunk = read_usage_chunk(_payload(event))
         except (msgspec.DecodeError, RecursionError):
             return False  # not ours to judge: the client gets it as it is
         if chunk.usage is not None:

@@ -1,10 +1,11 @@
 """What was learned, over a restart: one JSON file, written whole and renamed into place.
 
     {"format": "headrace-state", "v": 1, "saved_at_s": Unix time,
-     "learner": {"name": …, "state": …}, "backends": {name: fingerprint}, "prompt_ratios": …}
+     "learner": {"name": …, "state": …}, "backends": {name: fingerprint}, "prompt_ratios": …, "lending": …}
 
-The learner and the prompt ratios age what they take over by the wall time that has passed since. What was learned of a
-backend that is now another one (its address, model or coefficients differ) is forgotten, by its fingerprint.
+The learner, the prompt ratios and the forecast of demand age what they take over by the wall time that has passed
+since. What was learned of a backend that is now another one (its address, model or coefficients differ) is forgotten,
+by its fingerprint.
 
 A file that is not ours is never written over: it may be somebody's fleet file. One that is ours and broken is started
 afresh, and said so. Nothing here stops the gateway: whatever goes wrong is a warning, and it begins without.
@@ -14,10 +15,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -40,10 +41,21 @@ class _Envelope(msgspec.Struct):
     learner: dict[str, Any] = {}
     backends: dict[str, str] = {}
     prompt_ratios: dict[str, Any] = {}
+    lending: dict[str, Any] = {}
 
 
 _BEGINNING = b'{"format":"%b"' % FORMAT.encode()
 """Of each file that this module wrote, be it torn."""
+
+
+class Desk(Protocol):
+    """Who knows of demand and lead times (`router.lending_report.LendingDesk`)."""
+
+    def export(self) -> dict[str, Any]:
+        """What was learned, as JSON values."""
+
+    def restore(self, saved: Mapping[str, Any], age_s: float) -> None:
+        """Begin with what was learned until so long ago."""
 
 
 class StateFile:
@@ -55,7 +67,8 @@ class StateFile:
         """The path leads to something that this module did not write; it is left alone."""
         self._wall_clock = wall_clock
 
-    def load(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec]) -> bool:
+    def load(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec],
+             desk: Desk | None = None) -> bool:
         """Hand over what was saved; returns whether there was anything. Never raises."""
         try:
             envelope = self._read()
@@ -71,6 +84,8 @@ class StateFile:
                         learner.forget(name)
             else:
                 log.info("%s was learned by another policy; only prompt sizes are taken over", self.path)
+            if desk is not None:
+                desk.restore(envelope.lending, age_s)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             log.warning("%s cannot be taken over (%s); learning starts afresh", self.path, what)
@@ -78,19 +93,21 @@ class StateFile:
         log.info("%s: took over what was learned until %.0f s ago", self.path, age_s)
         return True
 
-    def save(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec]) -> bool:
+    def save(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec],
+             desk: Desk | None = None) -> bool:
         """Write it all; returns whether that is done. May run in a thread beside the loop. Never raises."""
         if self.is_foreign:
             return False
         try:
-            content = self._encoded(learner, ratios, specs)
+            content = self._encoded(learner, ratios, specs, desk)
             self._replace(content)
         except Exception as error:
             log.warning("%s cannot be written (%s: %s); requests go on", self.path, type(error).__name__, error)
             return False
         return True
 
-    def _encoded(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec]) -> bytes:
+    def _encoded(self, learner: Learner, ratios: PromptRatios, specs: Iterable[BackendSpec],
+                 desk: Desk | None) -> bytes:
         """In a thread, a table may grow while it is copied. That is noticed, and it is copied again."""
         for attempt in range(RETRIES):
             try:
@@ -101,6 +118,7 @@ class StateFile:
                     learner={"name": learner.name, "state": learner.export()},
                     backends={spec.name: fingerprint(spec) for spec in specs},
                     prompt_ratios=ratios.export(),
+                    lending={} if desk is None else desk.export(),
                 ))  # fmt: skip
             except RuntimeError:  # "dictionary changed size during iteration"
                 if attempt == RETRIES - 1:

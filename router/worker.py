@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,7 @@ from router.gateway import Gateway
 from router.peers import STALE_S, Peers
 from router.public import public_app
 from router.shared import Header, RowState, Table
+from router.shared_demand import SharedTally
 from router.shared_limits import SharedInFlight, SharedParallel
 
 log = logging.getLogger("headrace.workers")
@@ -70,6 +71,8 @@ class SeatPlan:
     """Backends that an operator has drained by hand."""
     drain_s: float | None = None
     log_level: int = logging.WARNING
+    away: dict[str, int] = field(default_factory=dict)
+    """Backends that were let go, and the epoch of that order."""
 
     def arguments(self) -> list[str]:
         """The command line's end."""
@@ -112,6 +115,9 @@ class WorkerSeat(Seat):
         gateway.dispatcher.held = held = SharedInFlight(peers)
         held.know(entry.name for entry in loaded.config.latency_classes)
         gateway.dispatcher.parallel = SharedParallel(peers)
+        gateway.desk.count_with(SharedTally(peers))
+        for name, epoch in self._plan.away.items():
+            gateway.desk.lending.begin_away(name, epoch)
         gateway.keeps_state = lambda: peers.leader() is peers.own
         gateway.poller.on_probe, gateway.poller.on_sample = peers.on_probe, peers.on_sample
         return gateway
@@ -198,7 +204,7 @@ class WorkerGateway(Gateway):
         self._take_share()
 
     def _take_share(self) -> None:
-        """Retries: the ratio follows each worker's own requests, the floor is one for all and is divided.
+        """Retries and hedges: the ratio follows each worker's own requests, the floor is one for all and is divided.
 
         Who is in flight all workers count together; who waits each counts for itself, of its part of the places.
         """
@@ -207,11 +213,12 @@ class WorkerGateway(Gateway):
             self.dispatcher.held.know(generation.vocabulary.latency_classes)
         rules = generation.admission
         admission = replace(rules, max_waiting=rules.max_waiting // self._workers)
-        retries = generation.config.retries
-        share = retries.model_copy(update={"budget_floor_per_s": retries.budget_floor_per_s / self._workers})
-        self.dispatcher.generation = replace(
-            generation, config=generation.config.model_copy(update={"retries": share}), admission=admission
-        )
+        config = generation.config
+        shares = {
+            name: section.model_copy(update={"budget_floor_per_s": section.budget_floor_per_s / self._workers})
+            for name, section in (("retries", config.retries), ("hedging", config.hedging))
+        }
+        self.dispatcher.generation = replace(generation, config=config.model_copy(update=shares), admission=admission)
 
 
 def merged_metrics(path: str) -> Callable[[Request], Awaitable[Response]]:

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -29,11 +29,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.app import Listener, StartError, bind, listener_for, url_of
 from router.config import ConfigError, LoadedFleet, load_fleet
-from router.config_source import read_source
 from router.merged_admin import merged_admin_app
+from router.merged_lending import LendingOrder
 from router.merged_metrics import Page, Retired
 from router.shared import Header, Row, RowState, Table
 from router.worker import SeatPlan
+from settings.source import read_source
 
 log = logging.getLogger("headrace.workers")
 
@@ -65,6 +66,8 @@ class Worker:
     started_at_s: float
     drained: tuple[str, ...]
     """Backends drained by hand that it was told of."""
+    orders: Mapping[str, LendingOrder]
+    """Orders of lending that it was told of, by backend."""
     ready: bool = False
     retiring: bool = False
     page: Page | None = None
@@ -109,6 +112,11 @@ class Workers:
         self.folder, self._folder_lock = own_folder()
         self.workers: list[Worker] = []
         self.drained: set[str] = set()
+        self.orders: dict[str, LendingOrder] = {}
+        """The last order on each backend that all workers took."""
+        self.lending_version = 1
+        """Grows by one whenever a backend enters another stage of lending, over all workers."""
+        self.lending_stages: dict[str, str] = {}
         self.retired = Retired()
         self.starts = 0
         self.drain_s = loaded.config.timeouts.drain_s if drain_s is None else drain_s
@@ -166,7 +174,7 @@ class Workers:
             admin.bind(str(socket_path))
             admin.listen(64)
             listener_fds = [each.socket.fileno() for each in self.lanes]
-            drained = tuple(sorted(self.drained))
+            drained, orders = tuple(sorted(self.drained)), dict(self.orders)
             plan = SeatPlan(
                 config_path=str(self.config_path),
                 config_fd=config,
@@ -182,6 +190,7 @@ class Workers:
                 merged_metrics=str(self.metrics_path),
                 rolled_back=self._rolled_back,
                 drained=list(drained),
+                away={name: order.epoch for name, order in orders.items() if order.verb == "release"},
                 drain_s=self._drain_given_s,
                 log_level=logging.getLogger().getEffectiveLevel(),
             )
@@ -196,7 +205,7 @@ class Workers:
             transport=httpx.AsyncHTTPTransport(uds=str(socket_path)), base_url="http://worker", timeout=10.0,
             trust_env=False,
         )  # fmt: skip
-        worker = Worker(row, epoch, process, client, socket_path, page, monotonic(), drained)
+        worker = Worker(row, epoch, process, client, socket_path, page, monotonic(), drained, orders)
         self.workers.append(worker)
         return worker
 
@@ -341,6 +350,10 @@ class Workers:
             verb = "drain" if name in self.drained else "undrain"
             with contextlib.suppress(httpx.HTTPError):
                 await worker.client.post(f"/admin/backends/{name}/{verb}")
+        for name, order in self.orders.items():
+            if worker.orders.get(name) != order:
+                with contextlib.suppress(httpx.HTTPError):
+                    await worker.client.post(f"/admin/backends/{name}/{order.verb}?epoch={order.epoch}")
 
     async def _refresh_config(self) -> None:
         """What the workers run, for one that starts: the file may be broken by now, or rolled back behind."""

@@ -10,7 +10,7 @@
 
 Two kinds of evidence never overrule each other. A good probe does not bring back a backend that fails its requests (a
 frozen scheduler still answers `/health`), and a probe that merely comes late does not take out a backend that answers
-its requests. Client mistakes, client departures and 429 say nothing about health.
+its requests. Client mistakes, client departures, requests called back and 429 say nothing about health.
 
 Time passes lazily: nothing ticks, `Health.at` says what the state is now. After each step the caller asks
 `hold_last_healthy`, the one rule that looks beyond a single backend.
@@ -51,6 +51,8 @@ class OutcomeKind(StrEnum):
     """429: load, not health."""
     CLIENT_ERROR = "client_error"
     CLIENT_GONE = "client_gone"
+    SUPERSEDED = "superseded"
+    """Cancelled, since another backend answered the same request first."""
 
 
 # Nothing came back at all: Envoy's "local origin failures". These are surer signs than an error that somebody sent.

@@ -12,6 +12,7 @@ from loadtest.reliability.amplification import figure_e
 from loadtest.reliability.bad_input import figure_g
 from loadtest.reliability.cancellation import figure_c
 from loadtest.reliability.fidelity import figure_b
+from loadtest.reliability.hedging import figure_t
 from loadtest.reliability.measured import Measured, Size
 from loadtest.reliability.slow_peers import figure_h
 from loadtest.reliability.streams_held import figure_j
@@ -20,6 +21,7 @@ from loadtest.stack import StackError
 Figure = Callable[[Size], Awaitable[list[Measured]]]
 FIGURES: Mapping[str, Figure] = {
     "B": figure_b, "C": figure_c, "E": figure_e, "G": figure_g, "H": figure_h, "J": figure_j,
+    "T": figure_t,
 }  # fmt: skip
 
 

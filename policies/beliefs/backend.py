@@ -4,9 +4,11 @@ from backends.catalog.spec import Coefficients
 from policies.beliefs.arrivals import PrefillArrivals, PrefillsDone
 from policies.beliefs.caches import PrefixCache
 from policies.beliefs.classes import ClassBelief
+from policies.beliefs.correction import DECODE_GAIN, PREFILL_GAIN, Correction
 from policies.beliefs.drift import Drift
 from policies.beliefs.observed import Waits
 from policies.beliefs.tails import Tail
+from policies.beliefs.waiting import WaitingPrompts
 
 PLAUSIBLE_DRIFT = (0.4, 3.0)
 LOST_AFTER_S = 10.0
@@ -25,22 +27,23 @@ class PoolTails:
 
 
 class Streams:
-    """The streams of one class that decode on one backend."""
+    """The requests of one class on one backend: those that decode, and those that wait before the next one."""
 
     __slots__ = ("count", "slack_s")
 
     def __init__(self) -> None:
         self.count = 0
         self.slack_s = 0.0
-        """Seconds of their TTFT budgets that they did not need, summed: theirs to spend on later tokens."""
+        """Seconds of their TTFT budgets that they did not need, or are predicted not to, summed: theirs to spend on
+        later tokens."""
 
 
 class BackendBelief:
     """Read by decisions through `BackendView.belief`, changed by its learner only, which counts `version` up."""
 
-    __slots__ = ("arrivals", "cache", "cached_ahead_tokens", "drift", "end", "heard_at_s", "implausible_since_s",
-                 "open_requests", "pace", "paces", "prefills_done", "stand_in", "streams", "ttft", "version",
-                 "waits")  # fmt: skip
+    __slots__ = ("arrivals", "cache", "cached_ahead_tokens", "decode", "drift", "end", "heard_at_s",
+                 "implausible_since_s", "open_requests", "pace", "paces", "prefill", "prefills_done", "stand_in",
+                 "streams", "ttft", "version", "waiting", "waits")  # fmt: skip
 
     def __init__(self, pool: PoolTails) -> None:
         self.version = 0
@@ -48,6 +51,8 @@ class BackendBelief:
         self.pace = Tail(pool.pace)
         self.end = Tail(pool.end)
         self.drift = Drift()
+        self.prefill = Correction(PREFILL_GAIN)
+        self.decode = Correction(DECODE_GAIN)
         self.arrivals = PrefillArrivals()
         self.cache = PrefixCache()
         self.streams: dict[ClassBelief, Streams] = {}
@@ -57,6 +62,7 @@ class BackendBelief:
         self.cached_ahead_tokens = 0
         """Of the prompts that wait there for their first token, the part believed to be in the cache."""
         self.prefills_done = PrefillsDone()
+        self.waiting = WaitingPrompts()
         self.waits = Waits()
         self.paces = Waits()
         self.implausible_since_s: float | None = None

@@ -42,8 +42,7 @@ def class_key(facts: RequestFacts) -> ClassKey:
 class ClassBelief:
     """One class of requests."""
 
-    __slots__ = ("budget", "expected_output_tokens", "hopeless_since_s", "judged", "key", "missed", "outputs",
-                 "spread_squared", "weight")  # fmt: skip
+    __slots__ = ("budget", "expected_output_tokens", "judged", "key", "missed", "outputs", "spread_squared", "weight")
 
     def __init__(self, key: ClassKey, budget: Budget) -> None:
         self.key = key
@@ -57,8 +56,6 @@ class ClassBelief:
         """Requests whose end is known."""
         self.missed = TARGET
         """Share of the last 500 that missed."""
-        self.hopeless_since_s: float | None = None
-        """Since when no backend has had an even chance for this class; `None` where the last one sent had."""
 
     @property
     def spread(self) -> float:
@@ -81,13 +78,6 @@ class ClassBelief:
         self.weight = min(high, max(low, self.weight * exp(WEIGHT_STEP * (missed - TARGET))))
         self.judged += 1
         self.missed += (missed - self.missed) / min(MISSED_MEMORY, 100.0 + self.judged)
-
-    def sent(self, miss: float | None, now: float) -> None:
-        """A request of this class goes where it misses with this probability."""
-        if miss is None or miss < 0.5:
-            self.hopeless_since_s = None
-        elif self.hopeless_since_s is None:
-            self.hopeless_since_s = now
 
     def export(self) -> dict[str, float]:
         """What is worth keeping."""

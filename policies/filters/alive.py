@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from backends.catalog.health import HealthState
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
-from policies.filters import Rejection
+from policies.filters import Rejection, screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +21,4 @@ class Alive:
         return None if backend.health.accepts(backend.in_flight_requests, now) else Rejection.UNHEALTHY
 
     def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
-        return [view for view in views if not view.draining and not view.spec.weight <= 0 and (
-            view.health.state is HealthState.HEALTHY or view.health.accepts(view.in_flight_requests, now))]
+        return screens.taking_requests(views, now)

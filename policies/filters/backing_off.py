@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
-from policies.filters import Rejection
+from policies.filters import Rejection, screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +26,4 @@ class BackingOff:
         return Rejection.BACKING_OFF if now < backend.backoff_until_s else None
 
     def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
-        return [view for view in views if not (now < view.backoff_until_s or now < view.silence_asked_until_s)]
+        return screens.not_resting(views, now)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
-from policies.filters import Rejection
+from policies.filters import Rejection, screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +26,4 @@ class FitsContext:
         return Rejection.CONTEXT_TOO_SMALL
 
     def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
-        needed = facts.prompt_tokens + (facts.max_output_tokens or 1)
-        return [view for view in views if (window := view.spec.context_tokens) is None or needed <= window]
+        return screens.holding(facts.prompt_tokens + (facts.max_output_tokens or 1), views)

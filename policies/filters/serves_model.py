@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from backends.catalog.views import BackendView, FleetView
 from policies.facts import RequestFacts
-from policies.filters import Rejection
+from policies.filters import Rejection, screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,5 +19,4 @@ class ServesModel:
         return None if backend.spec.model == facts.model else Rejection.OTHER_MODEL
 
     def passing(self, facts: RequestFacts, views: Sequence[BackendView], now: float) -> list[BackendView]:
-        model = facts.model
-        return [view for view in views if view.spec.model == model]
+        return screens.serving(facts.model, views)

@@ -15,8 +15,8 @@ is then empty: unknown is not zero.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 ERRORS_KEPT = 2_016
 """Of each horizon: a week of bins of five minutes."""
@@ -44,6 +44,14 @@ class Outlook(Protocol):
         """Of the bin so far ahead; 0 is the one under way. `None` where nothing is known."""
         ...
 
+    def export(self) -> dict[str, Any]:
+        """What it has learned, as JSON values."""
+        ...
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with that, as if nothing had passed since."""
+        ...
+
 
 class Forecaster:
     """An outlook with its errors, as steps of a quantile up to `horizon_s` ahead."""
@@ -56,7 +64,8 @@ class Forecaster:
         self._one = 1.0 / bin_s
         self._last = max(1, -int(-horizon_s // bin_s))
         self._horizons = judged(self._last)
-        self._errors = {horizon: _Errors(quantile) for horizon in self._horizons}
+        self._quantile = quantile
+        self._errors = {horizon: _Errors() for horizon in self._horizons}
         self._pending: dict[int, deque[tuple[int, float]]] = {horizon: deque() for horizon in self._horizons}
         self._bins = 0
 
@@ -73,17 +82,45 @@ class Forecaster:
             if expected_then is not None:
                 pending.append((self._bins + horizon, expected_then))
 
-    def steps(self) -> tuple[Step, ...]:
-        """The quantile from now on, the first step at 0; empty where nothing is known."""
+    def steps(self, quantile: Callable[[float], float] | None = None) -> tuple[Step, ...]:
+        """The quantile from now on, the first step at 0; empty where nothing is known.
+
+        `quantile`: by seconds from now, where another one than the forecaster's own is wanted there.
+        """
         steps = []
         for ahead in range(self._last + 1):
             expected = self._outlook.expected(ahead)
             if expected is None:
                 return ()
             horizon = self._horizons[bisect_left(self._horizons, ahead)]
-            per_s = (expected + self._one) * self._errors[horizon].at() - self._one
-            steps.append(Step(ahead * self.bin_s, max(0.0, per_s)))
+            in_s = ahead * self.bin_s
+            ratio = self._errors[horizon].at(self._quantile if quantile is None else quantile(in_s))
+            steps.append(Step(in_s, max(0.0, (expected + self._one) * ratio - self._one)))
         return tuple(steps)
+
+
+    def export(self) -> dict[str, Any]:
+        """What was learned, as JSON values: the outlook's, and the errors of each horizon."""
+        return {"bins": self._bins, "outlook": self._outlook.export(),
+                "errors": {str(horizon): errors.export() for horizon, errors in self._errors.items()}}
+
+    def restore(self, saved: Mapping[str, Any], age_s: float) -> None:
+        """Begin with what was learned until `age_s` ago.
+
+        Of the bins that were missed, what was expected of them is taken to have come: a season goes on behind them
+        where it would be. Nothing of that is an error, and a forecast that was open then is not judged.
+        """
+        self._outlook.restore(saved["outlook"])
+        self._bins = int(saved["bins"])
+        for horizon, errors in self._errors.items():
+            errors.restore(saved["errors"].get(str(horizon), ()))
+            self._pending[horizon].clear()
+        for _ in range(min(self._bins, round(age_s / self.bin_s))):
+            expected = self._outlook.expected(0)
+            if expected is None:
+                return
+            self._outlook.learn(expected)
+            self._bins += 1
 
 
 def judged(last: int) -> tuple[int, ...]:
@@ -102,10 +139,9 @@ def largest_until(steps: Sequence[Step], horizon_s: float) -> float | None:
 
 
 class _Errors:
-    """The latest ratios of actual to expected, and a quantile of them."""
+    """The latest ratios of actual to expected, and quantiles of them."""
 
-    def __init__(self, quantile: float) -> None:
-        self._quantile = quantile
+    def __init__(self) -> None:
         self._in_time: deque[float] = deque()
         self._in_order: list[float] = []
 
@@ -115,7 +151,14 @@ class _Errors:
         if len(self._in_time) > ERRORS_KEPT:
             del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
 
-    def at(self) -> float:
+    def export(self) -> list[float]:
+        return list(self._in_time)
+
+    def restore(self, ratios: Sequence[float]) -> None:
+        self._in_time = deque(float(ratio) for ratio in ratios)
+        self._in_order = sorted(self._in_time)
+
+    def at(self, quantile: float) -> float:
         if len(self._in_order) < LEAST_ERRORS:
             return max(UNLEARNT_RATIO, self._in_order[-1] if self._in_order else 0.0)
-        return self._in_order[min(len(self._in_order) - 1, int(self._quantile * len(self._in_order)))]
+        return self._in_order[min(len(self._in_order) - 1, int(quantile * len(self._in_order)))]

@@ -60,6 +60,15 @@ class Mix:
             else:
                 sums[:] = [KEPT_A_BIN * total for total in sums]
 
+    def export(self) -> dict[str, list[float]]:
+        """The sums by class, as JSON values."""
+        return {name: list(sums) for name, sums in self._sums.items()}
+
+    def restore(self, saved: Mapping[str, list[float]]) -> None:
+        """Begin with these sums."""
+        self._sums = {name: [float(total) for total in sums] for name, sums in saved.items()
+                      if len(sums) == 1 + len(Moments._fields)}
+
     def classes(self, budgets: Mapping[str, Budget]) -> tuple[ClassMix, ...]:
         """Every class with its share; one that `budgets` no longer knows was promised nothing. Empty before any."""
         total = sum(sums[0] for sums in self._sums.values())

@@ -8,7 +8,9 @@ It knows nothing before a whole season has passed. `EwmaLevel` knows soon and fo
 demand has risen over each horizon before, so its quantile is wide where traffic is a wave.
 """
 
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from typing import Any
 
 SEASONS_KEPT = 7
 LEVEL_BINS = 10
@@ -30,9 +32,12 @@ class SeasonalNaive:
         self._level = min(LEVEL_BINS, max(1, season_bins // 8))
         self._sums = [0.0]
         """Demand added up: the sum over bins a..b-1 is `sums[b] - sums[a]`."""
+        self._trend: float | None = None
+        """The last bins' demand over their shape; the same for all that is asked between two bins."""
 
     def learn(self, per_s: float) -> None:
         """See `Outlook`."""
+        self._trend = None
         self._sums.append(self._sums[-1] + per_s)
         if len(self._sums) > (SEASONS_KEPT + 1) * self._season:
             kept = self._sums[self._season:]
@@ -43,10 +48,21 @@ class SeasonalNaive:
         now = len(self._sums) - 1
         if now < self._season + self._level:
             return None
-        shape = self._shape(now + bins_ahead)
-        recent = [self._shape(now - back) for back in range(1, self._level + 1)]
-        level, before = self._mean(now - self._level, now), sum(recent) / len(recent)
-        return shape * level / before if before > 0.0 else level
+        level = self._mean(now - self._level, now)
+        if self._trend is None:
+            recent = [self._shape(now - back) for back in range(1, self._level + 1)]
+            before = sum(recent) / len(recent)
+            self._trend = level / before if before > 0.0 else 0.0
+        return self._shape(now + bins_ahead) * self._trend if self._trend > 0.0 else level
+
+    def export(self) -> dict[str, Any]:
+        """See `Outlook`: the demand of every bin that is kept."""
+        return {"per_s": [after - before for before, after in pairwise(self._sums)]}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """See `Outlook`."""
+        self._trend = None
+        self._sums = [float(total) for total in accumulate(saved["per_s"], initial=0.0)]
 
     def _shape(self, at: int) -> float:
         now = len(self._sums) - 1
@@ -75,3 +91,11 @@ class EwmaLevel:
     def expected(self, bins_ahead: int) -> float | None:
         """See `Outlook`."""
         return self._level if self._seen >= FIRST_BINS else None
+
+    def export(self) -> dict[str, Any]:
+        """See `Outlook`."""
+        return {"level": self._level, "seen": self._seen}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """See `Outlook`."""
+        self._level, self._seen = float(saved["level"]), int(saved["seen"])

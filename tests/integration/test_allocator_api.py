@@ -290,6 +290,15 @@ def test_what_cannot_start_says_why_in_a_line(tmp_path: Path, changes: dict[str,
     assert "Traceback" not in done.stderr
 
 
+def test_a_journal_is_audited_beside_the_allocator_that_writes_it(running: AllocatorProcess) -> None:
+    done = CliRunner().invoke(cli.app, ["allocate", "-c", str(running.file), "--audit", "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert (said["ok"], said["faults"]) == (True, [])
+    assert said["events"] > 5
+    assert CliRunner().invoke(cli.app, ["allocate", "-c", "none.yaml", "--audit"]).exit_code == 1
+
+
 def test_a_taken_port_is_said(running: AllocatorProcess, tmp_path: Path) -> None:
     done = start(tmp_path, listen={"port": running.document["listen"]["port"]})
     assert done.returncode == 1

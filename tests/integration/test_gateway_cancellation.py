@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,20 @@ def blameless(process: Running, name: str = "b0") -> bool:
     )
 
 
+WATCHED: dict[str, Any] = {
+    "hedging": {"enabled": True},
+    "latency_classes": [{"name": "default", "ttft_s": 60.0, "e2e_s": 60.0}],
+}
+"""Each request has a timer at the end of which it might be hedged."""
+
+
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("reset", [False, True], ids=["close", "reset"])
-async def test_p01_p02_the_backend_is_left_when_the_client_leaves(tmp_path: Path, phase: str, reset: bool) -> None:
+@pytest.mark.parametrize(
+    ("reset", "sections"), [(False, {}), (True, {}), (True, WATCHED)], ids=["close", "reset", "hedging"]
+)
+async def test_p01_p02_the_backend_is_left_when_the_client_leaves(
+    tmp_path: Path, phase: str, reset: bool, sections: dict[str, Any]
+) -> None:
     stream, written = PHASES[phase]
     reached = asyncio.Event()
 
@@ -56,7 +68,7 @@ async def test_p01_p02_the_backend_is_left_when_the_client_leaves(tmp_path: Path
         reached.set()
         await request.until_gone()
 
-    async with ScriptedBackend(script).serving() as backend, gateway(tmp_path, [backend]) as process:
+    async with ScriptedBackend(script).serving() as backend, gateway(tmp_path, [backend], **sections) as process:
         for number in (1, 2, 3):  # three would take a backend out, were they its failures
             reached.clear()
             async with raw_client(process) as client:

@@ -11,7 +11,7 @@ import pytest
 
 from backends.catalog.health import HealthState
 from router.app import Running
-from tests.gateway_stack import chat, client_of, gateway, write_fleet
+from tests.gateway_stack import MODEL, chat, client_of, gateway, write_fleet
 from tests.raw_client import CHAT_PATH, eventually, raw_client, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, delta, event
 
@@ -173,6 +173,33 @@ async def test_what_can_be_spared_follows_demand_and_unknown_spares_nothing(tmp_
         assert backend["headroom_without_per_s"] == pytest.approx(
             model["surplus_per_s"] - backend["capacity_per_s"], rel=1e-2)
         assert sample(process, "headrace_model_lendable_backends") == 1
+
+
+async def test_demand_and_lead_times_are_kept_over_a_restart(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"lending": QUICK, "state": {"path": "state.json"}}
+    async with ScriptedBackend().serving() as one, ScriptedBackend().serving() as two:
+        fleet = [known(one), known(two)]
+        async with (
+            gateway(tmp_path, fleet, **sections) as process, admin_of(process) as admin, client_of(process) as client,
+        ):
+            await until_healthy(process, 2)
+            for _ in range(20):
+                await client.post(CHAT_PATH, json=chat())
+                await asyncio.sleep(0.08)
+            await admin.post("/admin/backends/b0/release?wait_s=5")
+            await admin.post("/admin/backends/b0/return")
+            await eventually(lambda: process.gateway.desk.lending.place("b0").stage == "serving")
+            taken_s = (await published(admin, "b0"))["return_s"]
+        async with gateway(tmp_path, fleet, **sections) as process, admin_of(process) as admin:
+            await until_healthy(process, 2)
+            (model,) = (await admin.get("/admin/lending")).json()["models"]
+            assert model["forecast_q99_per_s"] > 0, "nothing is known"
+            back = await published(admin, "b0")
+            assert (back["return_s"], back["returns_measured"]) == (taken_s, 1)
+            assert back["capacity_per_s"] > 0, "what requests are like is forgotten"
+        other = {**QUICK, "bin_s": 0.2}
+        async with gateway(tmp_path, fleet, lending=other, state=sections["state"]) as process:
+            assert process.gateway.desk.surveys()[MODEL].steps == (), "bins of another length say nothing"
 
 
 async def test_a_reload_brings_no_lent_backend_back(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ async def test_a_failure_before_the_first_byte_is_answered_by_another(
     async with (
         ScriptedBackend(failing).serving() as bad,  # type: ignore[arg-type]
         ScriptedBackend().serving() as good,
-        gateway(tmp_path, [bad, good], health=NEVER_OUT, timeouts={"first_token_s": 0.3}) as process,
+        gateway(tmp_path, [bad, good], health=NEVER_OUT, timeouts={"first_token_s": 0.6}) as process,
         client_of(process) as client,
     ):
         for _ in range(4):

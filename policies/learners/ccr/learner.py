@@ -1,8 +1,9 @@
 """Turns what became of requests into beliefs: the writing side of `policies.beliefs`.
 
 Per attempt: its prediction is noted when it is sent and held against what came. The residual of the first token, of
-the pace and of the end go to the tails of its backend; its prefill to the backend's arrivals; its pace while it runs
-to the drift; its length and whether its budget was kept to its class; its prompt to the backend's cache.
+the pace and of the end go to the tails of its backend, the first two also to what corrects its calibration; its
+prefill to the backend's arrivals and its queue; its pace while it runs to the drift; its length and whether its budget
+was kept to its class; its prompt to the backend's cache.
 
 What a failure teaches: a first token that never came in time was later than this, so it counts as that late. A client
 that left and a backend that could not be reached say nothing about speed.
@@ -12,7 +13,7 @@ All calls are O(1) in requests and backends (amortised: tables are made anew eve
 
 from math import sqrt
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from backends.catalog.spec import Coefficients
 from backends.catalog.views import BackendView
@@ -23,7 +24,7 @@ from policies.beliefs.pool import PoolBelief
 from policies.chance import end_sd_s
 from policies.estimate import SD_RATIO, Estimate, predict
 from policies.facts import RequestFacts
-from policies.footing import coefficients_of, gaps_s
+from policies.footing import coefficients_of, footing, gaps_s
 from policies.learners.ccr import state
 from policies.learning import End, Sent
 from policies.policy import Priced
@@ -38,7 +39,8 @@ LATE = frozenset({FailureCause.FIRST_TOKEN_TIMEOUT, FailureCause.HEAD_TIMEOUT})
 class _Note:
     """What the learner keeps of one attempt."""
 
-    __slots__ = ("age_tokens", "backend", "estimate", "kind", "known_tokens", "new_tokens", "slack_s", "streams")
+    __slots__ = ("age_tokens", "backend", "estimate", "kind", "known_tokens", "new_tokens", "prefill_part", "slack_s",
+                 "streams")  # fmt: skip
 
     def __init__(self, backend: BackendBelief, kind: ClassBelief, estimate: Estimate) -> None:
         self.backend = backend
@@ -48,6 +50,8 @@ class _Note:
         """Prompt tokens that have to be computed, as believed."""
         self.known_tokens = 0
         self.age_tokens = 0.0
+        self.prefill_part = 0.0
+        """Of the predicted time to the first token, the part that is this prompt's own prefill."""
         self.streams: Streams | None = None
         self.slack_s = 0.0
 
@@ -55,7 +59,7 @@ class _Note:
 class CcrLearner:
     """See the module's text."""
 
-    name = "ccr"
+    name: ClassVar[str] = "ccr"
 
     def __init__(self) -> None:
         self.pool = PoolBelief()
@@ -79,6 +83,10 @@ class CcrLearner:
             note.known_tokens, note.age_tokens = belief.cache.known(facts)
         prompt, cached = facts.prompt_tokens, estimate.cached_tokens
         note.new_tokens = prompt - cached
+        ground = footing(view, now)
+        own_s = ground.slow_s * note.new_tokens * (
+            ground.prefill_ms_per_token + ground.half_ms_per_pair * (prompt + cached))
+        note.prefill_part = own_s / estimate.ttft_s if estimate.ttft_s > 0.0 else 0.0
         c = coefficients_of(view)
         work_ms = note.new_tokens * (c.prefill_ms_per_token + 0.5 * c.prefill_ms_per_pair * (prompt + cached))
         belief.arrivals.add(work_ms / 1000.0, now)
@@ -87,8 +95,9 @@ class CcrLearner:
             if not belief.open_requests:
                 belief.heard(now)   # silence begins with the first request that could break it
             belief.open_requests += 1
+            belief.waiting.sent(note.new_tokens, now)
+        self._stands_in_line(note, facts, facts.waited_s + estimate.ttft_s)
         belief.version += 1
-        kind.sent(priced.miss, now)
         self.pool.sent(facts, view.spec.name, priced.price)
         self._measure(view, belief)
         return Sent(view.spec.name, facts, now, notes=note)
@@ -101,15 +110,14 @@ class CcrLearner:
         belief, facts = note.backend, sent.facts
         ttft_s = max(0.0, now - sent.sent_at_s)
         belief.ttft.observe(_residual(ttft_s, note.estimate.ttft_s, note.estimate.ttft_sd_s))
+        belief.prefill.observe(ttft_s, note.estimate.ttft_s, note.prefill_part)
         belief.waits.observe(facts.prompt_tokens, ttft_s)
         belief.cached_ahead_tokens -= note.estimate.cached_tokens
         belief.prefills_done.add(note.new_tokens, now)
+        if facts.stream:
+            belief.waiting.through(note.new_tokens, now)
         belief.cache.passed(facts, note.new_tokens, facts.prompt_tokens)
-        note.streams = belief.streams.setdefault(note.kind, Streams())
-        note.streams.count += 1
-        if facts.budget.ttft_s is not None:
-            note.slack_s = max(0.0, facts.budget.ttft_s - facts.waited_s - ttft_s)
-            note.streams.slack_s += note.slack_s
+        self._has_slack(note, facts, facts.waited_s + ttft_s)
         belief.heard(now)
         belief.version += 1
 
@@ -131,16 +139,18 @@ class CcrLearner:
         if facts.stream:
             belief.open_requests -= 1
         first_at_s = sent.first_token_at_s
+        if note.streams is not None:
+            note.streams.count -= 1
+            note.streams.slack_s = max(0.0, note.streams.slack_s - note.slack_s) if note.streams.count > 0 else 0.0
         if first_at_s is None:
             belief.cached_ahead_tokens -= note.estimate.cached_tokens
+            if facts.stream:
+                belief.waiting.gone(note.new_tokens)
             if end.failure in LATE:
                 waited_s = now - sent.sent_at_s
                 belief.ttft.observe(_residual(waited_s, note.estimate.ttft_s, note.estimate.ttft_sd_s))
                 belief.waits.observe(facts.prompt_tokens, waited_s)
                 note.kind.judge(True)
-        elif note.streams is not None:
-            note.streams.count -= 1
-            note.streams.slack_s = max(0.0, note.streams.slack_s - note.slack_s) if note.streams.count > 0 else 0.0
         if end.failure is None:
             self._whole(sent, note, end, now)
         if end.failure is None or first_at_s is not None:
@@ -161,7 +171,7 @@ class CcrLearner:
     def export(self) -> dict[str, Any]:
         return state.export(self.pool, self.backends)
 
-    def restore(self, state_: dict[str, Any], age_s: float) -> None:
+    def restore(self, state_: Any, age_s: float) -> None:
         state.restore(state_, age_s, self.pool, self._backend)
 
     def _backend(self, name: str) -> BackendBelief:
@@ -178,6 +188,7 @@ class CcrLearner:
         took_s = now - sent.sent_at_s
         if first_at_s is not None and tokens > 1:
             pace_s = (now - first_at_s) / (tokens - 1)
+            belief.decode.observe(pace_s, estimate.tpot_s, 1.0)
             belief.paces.observe(facts.prompt_tokens, pace_s)
             belief.pace.observe(_residual(pace_s, estimate.tpot_s, _pace_sd_s(facts, estimate, tokens)))
         belief.end.observe(_residual(took_s, estimate.e2e_s, end_sd_s(facts, estimate, note.kind.spread)))
@@ -186,6 +197,19 @@ class CcrLearner:
             belief.cache.passed(facts, tokens, facts.prompt_tokens + tokens)
             if end.cached_tokens is not None:
                 belief.cache.corrected(estimate.cached_tokens, note.known_tokens, note.age_tokens, end.cached_tokens)
+
+    def _stands_in_line(self, note: _Note, facts: RequestFacts, first_s: float) -> None:
+        """Whoever comes after it can crowd it from now on, whether it has its first token by then or not."""
+        note.streams = note.backend.streams.setdefault(note.kind, Streams())
+        note.streams.count += 1
+        self._has_slack(note, facts, first_s)
+
+    def _has_slack(self, note: _Note, facts: RequestFacts, first_s: float) -> None:
+        """Its first token comes, or has come, `first_s` after the request did."""
+        if note.streams is not None and facts.budget.ttft_s is not None:
+            slack_s = max(0.0, facts.budget.ttft_s - first_s)
+            note.streams.slack_s = max(0.0, note.streams.slack_s + slack_s - note.slack_s)
+            note.slack_s = slack_s
 
     def _measure(self, view: BackendView, belief: BackendBelief) -> None:
         """Keep what stand-ins are made of, and make one where it is needed."""

@@ -1,7 +1,8 @@
 """Beliefs that outlive a restart, as JSON values.
 
-Kept: drift, tails, cache capacity, output lengths and alpha. Not kept: what is in flight, who holds which session, and
-which prompts are cached. Age tells on them: drift fades as it does in idleness, and counts halve every hour.
+Kept: drift, corrections, tails, cache capacity, output lengths and weights. Not kept: what is in flight, who holds
+which session, and which prompts are cached. Age tells on them: drift fades as it does in idleness, counts halve every
+hour, and so do the logarithms of corrections.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ def export(pool: PoolBelief, backends: Mapping[str, BackendBelief]) -> dict[str,
         "classes": [{"key": list(kind.key), "budget": [kind.budget.ttft_s, kind.budget.inter_token_s,
                                                        kind.budget.e2e_s], **kind.export()}
                     for kind in list(pool.classes.values())],
-        "backends": {name: {"drift": belief.drift.log_ratio, "cache_tokens": belief.cache.capacity_tokens
+        "backends": {name: {"drift": belief.drift.log_ratio, "prefill": belief.prefill.log_factor,
+                            "decode": belief.decode.log_factor, "cache_tokens": belief.cache.capacity_tokens
                             if belief.cache.learned else None,
                             **{tail: getattr(belief, tail).export() for tail in TAILS}}
                      for name, belief in list(backends.items())},
@@ -71,6 +73,9 @@ def _restore_class(row: Mapping[str, Any], kept: float, pool: PoolBelief) -> Non
 def _restore_backend(row: Mapping[str, Any], kept: float, age_s: float, belief: BackendBelief) -> None:
     for name in TAILS:
         getattr(belief, name).restore(row.get(name), kept)
+    for correction, off in ((belief.prefill, row.get("prefill")), (belief.decode, row.get("decode"))):
+        if isinstance(off, int | float) and isfinite(off):
+            correction.set(kept * off)
     drift, cache_tokens = row.get("drift"), row.get("cache_tokens")
     if isinstance(drift, int | float) and isfinite(drift):
         belief.drift.set(log(max(1e-3, faded(exp(max(-3.0, min(3.0, drift))), age_s))))

@@ -1,4 +1,4 @@
-"""A fleet file's bytes → plain content that remembers its lines; and all that can be wrong with a file, said clearly.
+"""A file's bytes → plain content that remembers its lines; and all that can be wrong with a file, said clearly.
 
 YAML 1.2, safe types only, read as a node tree rather than as objects: so every duplicate key is found (not the first
 one only), no tag can run code, aliases cannot blow up, and each value keeps the line and column of its key.
@@ -32,7 +32,7 @@ _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a fleet file, and what would be right. Lines and columns count from 1."""
+    """One thing that is wrong with a file of settings, and what would be right. Lines and columns count from 1."""
 
     file: str
     line: int | None
@@ -48,7 +48,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A fleet file that cannot be used; `problems` is never empty."""
+    """A file that cannot be used; `problems` is never empty."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -57,7 +57,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """The content of a fleet file with the place of every setting."""
+    """The content of a file with the place of every setting."""
 
     file: str
     content: dict[str, Any]
@@ -93,7 +93,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def read_source(path: Path) -> bytes:
-    """The bytes of a fleet file.
+    """The bytes of a file.
 
     Raises:
         ConfigError: where there is no such file, it is a dangling link, a directory or not a regular file, it may not
@@ -108,7 +108,7 @@ def read_source(path: Path) -> bytes:
     except FileNotFoundError:
         if path.is_symlink():
             raise refuse(f"is a link to {quoted(str(path.readlink()), 200)}, which does not exist",
-                         "point the link at the fleet file") from None
+                         "point the link at the file that is meant") from None
         raise refuse("does not exist") from None
     except PermissionError:
         raise refuse("may not be read by this process: permission denied",
@@ -118,7 +118,7 @@ def read_source(path: Path) -> bytes:
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):
-            raise refuse("is a directory", "name the file in it, such as fleet.yaml")
+            raise refuse("is a directory", "name the file in it")
         if not stat.S_ISREG(mode):
             raise refuse("is not a regular file")
         raw = _read_up_to(handle, MAX_FILE_BYTES + 1)
@@ -127,7 +127,7 @@ def read_source(path: Path) -> bytes:
     finally:
         os.close(handle)
     if len(raw) > MAX_FILE_BYTES:
-        raise refuse(f"is over {MAX_FILE_BYTES:,} bytes", "a fleet of 1,000 backends takes about 500,000")
+        raise refuse(f"is over {MAX_FILE_BYTES:,} bytes", "1,000 backends take about 500,000")
     return raw
 
 
@@ -138,8 +138,8 @@ def _read_up_to(handle: int, limit: int) -> bytes:
     return bytes(chunks)
 
 
-def parse_source(raw: bytes, file: str) -> SourceDocument:
-    """Bytes → content with places.
+def parse_source(raw: bytes, file: str, example: str | None = None) -> SourceDocument:
+    """Bytes → content with places. `example` is the file to start from where there is nothing in this one.
 
     Raises:
         ConfigError: with every duplicate key, odd key and foreign tag at once; or with the one place where the text
@@ -148,6 +148,7 @@ def parse_source(raw: bytes, file: str) -> SourceDocument:
     def refuse(message: str, hint: str | None = None, line: int = 1, column: int = 1) -> ConfigError:
         return ConfigError([Problem(file, line, column, "", message, hint)])
 
+    start = f"start from {example}" if example else None
     if raw.startswith(_BYTE_ORDER_MARKS):
         raise refuse("starts with a byte order mark", "save it as UTF-8 without BOM")
     try:
@@ -157,7 +158,7 @@ def parse_source(raw: bytes, file: str) -> SourceDocument:
         raise refuse(f"is not UTF-8: byte 0x{raw[error.start]:02x}", "save it as UTF-8",
                      raw.count(b"\n", 0, error.start) + 1, error.start - line_start + 1) from None
     if not text.strip():
-        raise refuse("is empty", "start from deploy/fleet.example.yaml")
+        raise refuse("is empty", start)
 
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False
@@ -180,7 +181,7 @@ def parse_source(raw: bytes, file: str) -> SourceDocument:
     except RecursionError:
         raise refuse(f"is nested over {MAX_DEPTH} levels deep") from None
     if root is None:
-        raise refuse("is empty: it holds comments only", "start from deploy/fleet.example.yaml")
+        raise refuse("is empty: it holds comments only", start)
     if not isinstance(root, MappingNode):
         raise refuse("must be a mapping of settings at the top level", "for example `version: 1`")
 

@@ -3,16 +3,16 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from router.config_checks import Finding, nearest
-from router.config_fields import wrong
-from router.config_source import Loc, Problem, SourceDocument, quoted
+from settings.fields import OURS, wrong
+from settings.source import Loc, Problem, SourceDocument, quoted
 
 _BOUNDS = {"greater_than_equal": ("≥", "ge"), "greater_than": (">", "gt"),
            "less_than_equal": ("≤", "le"), "less_than": ("<", "lt")}
@@ -24,9 +24,28 @@ _TYPES = {
 }
 
 
+class Finding(NamedTuple):
+    """Something to say about one setting."""
+
+    loc: Loc
+    message: str
+    hint: str | None = None
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """A hint that names the known word most like `word`, or all known words where none is near."""
+    known = sorted(known)
+    if not known:
+        return None
+    if close := get_close_matches(word.lower(), known, n=1, cutoff=0.6):
+        return f"did you mean {quoted(close[0])}?"
+    shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
+    return f"known here: {shown}"
+
+
 def validation_error(findings: Iterable[Finding]) -> ValidationError:
     """Findings as pydantic's own error, for a validator to raise: it adds where it stands to each place."""
-    return ValidationError.from_exception_data("fleet", [
+    return ValidationError.from_exception_data("settings", [
         InitErrorDetails(type=wrong(finding.message, finding.hint), loc=finding.loc, input=None)
         for finding in findings
     ])
@@ -55,7 +74,7 @@ def _problem(detail: ErrorDetails, document: SourceDocument, model: type[BaseMod
 
 def _words(detail: ErrorDetails) -> tuple[str, str | None]:
     kind, given, limits = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "fleet":
+    if kind == OURS:
         return limits["why"], limits["hint"] or None
     if kind == "missing":
         return "is missing", None
