@@ -112,7 +112,8 @@ def _number(value: float | None, form: str = "{}") -> str:
 
 
 def _title(fleet: Mapping[str, Any]) -> str:
-    return f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN}"
+    return (f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN} · "
+            f"{fleet.get('form') or UNKNOWN}")
 
 
 def _print(fleet: Mapping[str, Any], json: bool) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from compiled import form
 from loadtest.bench.processes import running
 from loadtest.bench.targets.target import MODEL, Site, Target
 from loadtest.stack import free_ports, tail
@@ -48,7 +49,7 @@ def find(target: Target, folders: Sequence[Path]) -> Program | None:
 
 def _own_version(distribution: str) -> str:
     try:
-        return version(distribution)
+        return f"{version(distribution)} {form()}"
     except PackageNotFoundError:
         return "source"
 
