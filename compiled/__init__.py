@@ -53,6 +53,11 @@ class Manifest:
         """Eight characters that name these sources."""
         return sha256(json.dumps(sorted(self.modules.items())).encode()).hexdigest()[:8]
 
+    @property
+    def form(self) -> str:
+        """How processes that run it call themselves."""
+        return f"compiled {self.digest}"
+
     def files(self, folder: Path) -> dict[str, Path]:
         """The extension modules by name."""
         return {name: (folder / name.replace(".", "/")).with_suffix(self.suffix)
@@ -85,9 +90,7 @@ def load(environ: Mapping[str, str] = os.environ) -> None:
     if not named or _loaded:
         return
     folder = Path(named)
-    manifest = read_manifest(folder)
-    if problem := _unusable(manifest, folder):
-        raise CompiledError(f"{VARIABLE}={folder}: {problem}. Run scripts/compile, or unset {VARIABLE}.")
+    manifest = usable(folder)
     files = manifest.files(folder)
     if early := sorted(files.keys() & sys.modules.keys()):
         raise CompiledError(f"{VARIABLE}={folder}: {early[0]} was imported before the compiled form was asked for.")
@@ -97,7 +100,19 @@ def load(environ: Mapping[str, str] = os.environ) -> None:
 
 def form() -> str:
     """How this process runs the listed modules: `interpreted`, or `compiled` with the digest of their sources."""
-    return f"compiled {_loaded[0].digest}" if _loaded else "interpreted"
+    return _loaded[0].form if _loaded else "interpreted"
+
+
+def usable(folder: Path) -> Manifest:
+    """The manifest of a folder that `load` takes.
+
+    Raises:
+        CompiledError: there is nothing there, or it was made of other sources or for another interpreter.
+    """
+    manifest = read_manifest(folder)
+    if problem := _unusable(manifest, folder):
+        raise CompiledError(f"{VARIABLE}={folder}: {problem}. Run scripts/compile, or unset {VARIABLE}.")
+    return manifest
 
 
 def read_manifest(folder: Path) -> Manifest:

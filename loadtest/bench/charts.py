@@ -11,7 +11,7 @@ from loadtest.bench.showing import COLUMNS, SHOWN, as_json, cell, number, verdic
 from loadtest.bench.workloads import Workload
 
 WIDTH, BAR, GAP, LABELS, FIGURES = 720, 18, 8, 150, 110
-COLOURS = {OURS: "#0b6e75", DIRECT: "#c9ced6"}
+COLOURS = {OURS: "#0b6e75", f"{OURS}-compiled": "#3c9aa1", DIRECT: "#c9ced6"}
 OTHER = "#8a97a8"
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b2733; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from compiled import form
 from loadtest.bench.processes import running
 from loadtest.bench.targets.target import MODEL, Site, Target
 from loadtest.stack import free_ports, tail
@@ -40,7 +39,9 @@ class Program:
 def find(target: Target, folders: Sequence[Path]) -> Program | None:
     """The target's program: in `folders`, beside our own interpreter, or on the path; `None` where it is absent."""
     if target.by_interpreter is not None:
-        return Program(target, (sys.executable, *target.by_interpreter), _own_version(target.distribution))
+        form = target.form()
+        command = (sys.executable, *target.by_interpreter)
+        return None if form is None else Program(target, command, f"{_own_version(target.distribution)} {form}")
     on_path = os.environ.get("PATH", "").split(os.pathsep)
     places = [*map(str, folders), str(Path(sys.executable).parent), *on_path, *ASIDE]
     path = shutil.which(target.program, path=os.pathsep.join(places))
@@ -49,7 +50,7 @@ def find(target: Target, folders: Sequence[Path]) -> Program | None:
 
 def _own_version(distribution: str) -> str:
     try:
-        return f"{version(distribution)} {form()}"
+        return version(distribution)
     except PackageNotFoundError:
         return "source"
 

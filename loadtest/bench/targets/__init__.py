@@ -6,6 +6,6 @@ from loadtest.bench.targets.target import Target
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        headrace_gateway.TARGET, nginx.TARGET, haproxy.TARGET, envoy.TARGET, vllm_router.TARGET, sglang_router.TARGET,
-        litellm.TARGET)
+        headrace_gateway.TARGET, headrace_gateway.COMPILED_TARGET, nginx.TARGET, haproxy.TARGET, envoy.TARGET,
+        vllm_router.TARGET, sglang_router.TARGET, litellm.TARGET)
 }

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from compiled import SOURCES, VARIABLE, CompiledError, form, usable
 from loadtest.bench.targets.target import MODEL, Launch, Site, Target
 from loadtest.fake_engine.cards import load_cards
 
 KEY_VARIABLE = "HEADRACE_BENCH_KEY"
+COMPILED = SOURCES / ".compiled"
+"""Where `make compiled` leaves the compiled form."""
 
 
 def fleet_document(site: Site) -> Mapping[str, object]:
@@ -48,5 +51,21 @@ def launch(site: Site) -> Launch:
                   {"fleet.yaml": json.dumps(fleet_document(site), indent=1)}, {KEY_VARIABLE: site.key})
 
 
+def launch_compiled(site: Site) -> Launch:
+    """The same, its hot path compiled."""
+    interpreted = launch(site)
+    return replace(interpreted, environment={**interpreted.environment, VARIABLE: str(COMPILED)})
+
+
+def compiled_form() -> str | None:
+    """What `make compiled` left, if these sources are what it was made of."""
+    try:
+        return usable(COMPILED).form
+    except CompiledError:
+        return None
+
+
 TARGET = Target("headrace", "headrace", "it is this program", launch, distribution="headrace", start_limit_s=40.0,
-                by_interpreter=("-m", "headrace"))
+                by_interpreter=("-m", "headrace"), form=form)
+COMPILED_TARGET = replace(TARGET, name="headrace-compiled", program="headrace, compiled from what is here,",
+                          install="make compiled", launch=launch_compiled, form=compiled_form)

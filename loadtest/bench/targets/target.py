@@ -54,3 +54,5 @@ class Target:
     start_limit_s: float = 20.0
     by_interpreter: tuple[str, ...] | None = None
     """`python` with these arguments is the program, and `program` is only its name."""
+    form: Callable[[], str | None] = lambda: ""
+    """Of such a program: how its code runs, to stand beside its version; `None` where it cannot run so."""
