@@ -52,6 +52,10 @@ def beliefs(draw: st.DrawFn, pool: PoolBelief) -> BackendBelief:
         for z in draw(residuals):
             tail.observe(z)
     belief.drift.set(draw(st.floats(-2.0, 2.0)))
+    belief.prefill.set(draw(st.floats(-1.0, 1.0)))
+    belief.decode.set(draw(st.floats(-1.0, 1.0)))
+    for tokens in draw(st.lists(st.integers(0, 9000), max_size=3)):
+        belief.waiting.sent(tokens, NOW_S - draw(st.floats(0.0, 5.0)))
     for work_s in draw(st.lists(st.floats(0.0, 3.0), max_size=4)):
         belief.arrivals.add(work_s, NOW_S - draw(st.floats(0.0, 20.0)))
     belief.cached_ahead_tokens = draw(st.integers(0, 3000))

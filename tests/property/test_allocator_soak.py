@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator.apply import apply
-from allocator.events import BadEvent, Event, RunStarted, from_json, to_json
+from allocator.events import BadEvent, ClaimMade, Event, LoanOffered, RunStarted, from_json, to_json
+from allocator.invariants import violations
 from allocator.plan import plan
+from allocator.soak import tick
 from allocator.soak.__main__ import main
 from allocator.soak.machine import Seed, run_seed
 from tests.allocator_worlds import Stage, a_job, a_node, a_stage
@@ -99,3 +101,26 @@ def test_time_that_is_no_number_changes_nothing() -> None:
     world = a_stage(a_node("n")).world
     assert apply(world, RunStarted(at_s=float("nan"), run="x", epoch=1)) is world
     assert replace(world, version=world.version) == world
+
+
+@pytest.mark.parametrize(("case", "wanted"), [("backfill", None), ("reclaim", ClaimMade), ("fragments", ClaimMade),
+                                              ("lending", LoanOffered)])
+def test_the_clusters_that_ticks_are_measured_on_are_full_and_as_they_are_called(
+    case: str, wanted: type[Event] | None
+) -> None:
+    world, now_s = tick.busy_world(case, nodes=6, waiting=20)
+    own = [node for node in world.nodes.values() if node.pool == "training"]
+    assert sum(node.devices for node in own) == len(world.holders) == 48
+    assert sum(state.run is None for state in world.jobs.values()) == 20
+    planned = plan(world, now_s)
+    assert planned.refused == ()
+    assert wanted is None or any(isinstance(event, wanted) for event in planned.events)
+    assert violations(planned.world) == []
+    assert tick.busy_world(case, nodes=6, waiting=20) == (world, now_s)
+
+
+def test_the_tick_command_prints_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tick.main(["--nodes", "4", "--waiting", "5", "--seeds", "1"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["scenario"] == "allocator_tick"
+    assert all(row[case]["worst_ms"] >= row[case]["median_ms"] > 0.0 for case in tick.CASES)

@@ -19,7 +19,9 @@ EVENTS = st.one_of(
     st.builds(Probe, ok=st.booleans(), slow=st.booleans(), detail=st.text(max_size=5)),
     st.builds(Outcome, st.sampled_from(OutcomeKind)),
 )
-NEUTRAL = st.sampled_from((OutcomeKind.OVERLOADED, OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE)).map(Outcome)
+NEUTRAL = st.sampled_from((
+    OutcomeKind.OVERLOADED, OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.SUPERSEDED,
+)).map(Outcome)
 PASSED_S = st.floats(0, 100)
 HISTORIES = st.lists(st.tuples(PASSED_S, EVENTS), max_size=60)
 RULES = st.builds(

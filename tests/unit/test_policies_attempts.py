@@ -32,7 +32,8 @@ def test_only_causes_that_another_backend_may_not_share_are_retried(cause: Failu
 
 
 def test_p33_the_request_s_own_mistakes_are_not_retried() -> None:
-    final = {FailureCause.CLIENT_ERROR, FailureCause.CLIENT_GONE, FailureCause.STATUS_5XX_OTHER}
+    final = {FailureCause.CLIENT_ERROR, FailureCause.CLIENT_GONE, FailureCause.STATUS_5XX_OTHER,
+             FailureCause.SUPERSEDED}
     assert not final & RETRYABLE
 
 

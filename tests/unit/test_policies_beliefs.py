@@ -11,10 +11,12 @@ from policies.beliefs.arrivals import PrefillArrivals, PrefillsDone
 from policies.beliefs.backend import BackendBelief, PoolTails
 from policies.beliefs.caches import FIRST_CAPACITY_TOKENS, PrefixCache
 from policies.beliefs.classes import WEIGHT_RANGE, ClassBelief, class_key
+from policies.beliefs.correction import LARGEST_LOG, Correction
 from policies.beliefs.drift import Drift, faded
 from policies.beliefs.observed import Waits
 from policies.beliefs.pool import MAX_CLASSES, PoolBelief
 from policies.beliefs.tails import BINS, PRIOR, PRIOR_P99_Z, Tail, quantile, survival
+from policies.beliefs.waiting import WaitingPrompts
 from policies.facts import Budget, RequestFacts
 from tests.beliefs import CHAT
 from tests.policy_fleet import a_request
@@ -261,3 +263,43 @@ def test_a_backend_whose_drift_stays_implausible_is_lost_until_it_comes_back() -
     belief.drift.set(0.0)
     belief.heard(111.0)
     assert not belief.lost(200.0)
+
+
+def test_a_correction_finds_the_median_of_what_is_off() -> None:
+    correction, dice = Correction(0.05), Random(2)
+    for _ in range(1000):
+        hiccup = 20.0 if dice.random() < 0.02 else 1.0
+        correction.observe(1.3 * dice.lognormvariate(0.0, 0.1) * hiccup, correction.factor, 1.0)
+    assert correction.factor == pytest.approx(1.3, rel=0.06)
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats(), st.floats()), max_size=40))
+def test_a_correction_stays_within_a_factor_of_four_and_its_price_beside_it(seen: list[tuple[float, ...]]) -> None:
+    correction = Correction(0.5)
+    for observed_s, predicted_s, part in seen:
+        correction.observe(observed_s, predicted_s, part)
+    assert exp(-LARGEST_LOG) * 0.999 <= correction.factor <= exp(LARGEST_LOG) * 1.001
+    assert correction.priced / correction.factor == pytest.approx(1.0, abs=2.0 ** (1 / 16) - 1.0 + 1e-9)
+
+
+def test_what_is_a_small_part_of_a_prediction_is_corrected_little() -> None:
+    whole, tenth = Correction(0.05), Correction(0.05)
+    whole.observe(2.0, 1.0, 1.0)
+    tenth.observe(2.0, 1.0, 0.1)
+    assert log(whole.factor) == pytest.approx(10 * log(tenth.factor))
+    assert whole.log_factor == pytest.approx(0.05 * log(2.0))
+
+
+def test_the_engine_turns_to_the_next_prompt_when_the_one_before_has_its_first_token() -> None:
+    waiting = WaitingPrompts()
+    for tokens, at_s in ((700, 1.0), (30, 1.5), (0, 2.0)):
+        waiting.sent(tokens, at_s)
+    assert (waiting.head_tokens, waiting.turned_at_s) == (700, 1.0)
+    waiting.through(700, 3.0)
+    assert (waiting.head_tokens, waiting.turned_at_s) == (30, 3.0)
+    waiting.gone(30)   # its client left; the engine was at it since 3.0 all the same
+    assert (waiting.head_tokens, waiting.turned_at_s) == (1, 3.0)
+    waiting.through(0, 3.2)
+    assert waiting.head_tokens == 0
+    waiting.sent(50, 9.0)
+    assert (waiting.head_tokens, waiting.turned_at_s) == (50, 9.0)

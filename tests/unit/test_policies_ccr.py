@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backends.catalog.views import BackendView
 from policies.attempts import FailureCause
 from policies.beliefs.backend import BackendBelief
+from policies.chance import weighed
 from policies.estimate import ASSUMED, predict
 from policies.facts import Budget, RequestFacts
 from policies.footing import footing
@@ -134,6 +135,36 @@ def test_prefill_of_others_slows_and_widens_the_pace() -> None:
     assert short.tpot_sd_s > 1.5 * busy.tpot_sd_s
 
 
+def test_a_calibration_that_is_off_by_a_sixth_is_corrected_and_leaves_no_bias() -> None:
+    """Too little for drift to follow; prefill and pace are off to different sides."""
+    learner, now = CcrLearner(), NOW_S
+    view = on(learner, a_backend())
+    told = predict(CHAT, view, now)
+    own_s = (0.125 * CHAT.prompt_tokens + 6e-6 * CHAT.prompt_tokens**2 / 2) / 1000
+    ttft_s, pace_s = told.ttft_s + 0.17 * own_s, told.tpot_s / 1.17
+    for _ in range(300):
+        now = serve(learner, view, CHAT, ttft_s, pace_s, 128, now) + 60.0   # no prefill of others in between
+    found = predict(CHAT, on(learner, a_backend()), now)
+    assert view.belief.prefill.factor == pytest.approx(1.17, abs=0.02)
+    assert found.ttft_s == pytest.approx(ttft_s, rel=0.02)
+    assert found.tpot_s == pytest.approx(pace_s, rel=0.02)
+
+
+def test_who_waits_for_a_first_token_can_be_crowded_as_well() -> None:
+    """One that came before is held up by the next prompt once it decodes, whether it has begun to by then or not."""
+    learner = CcrLearner()
+    view = on(learner, decoding("a", 3))
+    sent = [learner.sent(CODE, priced(view, CODE), NOW_S) for _ in range(3)]
+    long = replace(CHAT, prompt_tokens=4000)
+    before = weighed(long, Priced(view, 1e-4), long.budget, 0.8, NOW_S).crowding
+    assert before is not None
+    assert before > 0.2
+    for each in sent:
+        learner.ended(each, End(0, FailureCause.CLIENT_GONE), NOW_S)
+    view = on(learner, decoding("a", 3))
+    assert weighed(long, Priced(view, 1e-4), long.budget, 0.8, NOW_S).crowding == 0.0
+
+
 def test_cached_prompts_are_predicted_shorter_and_leave_room_in_the_queue() -> None:
     learner = CcrLearner()
     view = on(learner, a_backend())
@@ -221,10 +252,14 @@ def test_what_was_learned_outlives_a_restart() -> None:
     again.restore(state, 0.0)
     assert again.expect_output(CHAT) == learner.expect_output(CHAT)
     assert again.backends["a"].drift.applied == pytest.approx(view.belief.drift.applied)
+    assert view.belief.prefill.factor > 1.5
+    assert again.backends["a"].prefill.factor == pytest.approx(view.belief.prefill.factor)
+    assert again.backends["a"].decode.factor == pytest.approx(view.belief.decode.factor)
     assert again.backends["a"].ttft.p99_z == pytest.approx(view.belief.ttft.p99_z, abs=0.2)
     aged = CcrLearner()
     aged.restore(state, 3600.0)
     assert aged.backends["a"].drift.applied == pytest.approx(1.0, abs=1e-6)
+    assert aged.backends["a"].prefill.factor == pytest.approx(view.belief.prefill.factor ** 0.5)
     assert aged.backends["a"].ttft.samples == pytest.approx(view.belief.ttft.samples / 2, rel=0.05)
 
 
@@ -276,4 +311,5 @@ def test_whatever_happens_in_whatever_order_nothing_leaks(
     for belief in learner.backends.values():
         assert belief.open_requests == 0
         assert belief.cached_ahead_tokens == 0
+        assert belief.waiting.head_tokens == 0
         assert all(streams.count == 0 and streams.slack_s == 0 for streams in belief.streams.values())

@@ -16,7 +16,7 @@ from policies.estimate import predict
 from policies.facts import Budget, RequestFacts
 from policies.filters.quality_floor import weight_bits
 from policies.hopeless import lateness, retry_after_s
-from policies.pickers import chance_constrained
+from policies.pickers import least_score
 from policies.pipeline import decide
 from policies.policy import Decision, Priced
 from policies.registry import PolicySpec, build_pipeline
@@ -112,7 +112,7 @@ def test_a_safe_cheap_backend_is_taken_and_the_dear_one_not_even_looked_at() -> 
 def test_a_risk_is_worth_its_price_and_no_more() -> None:
     """A backend that saves more than V mean prices times its risk is taken, and one that saves less is not."""
     pool = a_pool(mean_price=1e-4)
-    risky = believing(prefilling("risky", 4400), pool)
+    risky = believing(prefilling("risky", 6300), pool)
     found = weigh(CHAT, risky)
     assert found.miss is not None
     assert 0.02 < found.miss < 0.6
@@ -128,7 +128,7 @@ def test_a_risk_is_worth_its_price_and_no_more() -> None:
 
 def test_a_class_that_breaks_its_promise_pays_for_safety() -> None:
     pool = a_pool(mean_price=1e-4)
-    risky, safe = believing(prefilling("risky", 4400), pool), believing(a_backend("safe", price_per_hour=7.0), pool)
+    risky, safe = believing(prefilling("risky", 6300), pool), believing(a_backend("safe", price_per_hour=7.0), pool)
     assert name_of(choose(CHAT, risky, safe, pool=pool)) == "risky"
     pool.made_class_of(CHAT).weight = 5.0
     decision = choose(CHAT, risky, safe, pool=pool)
@@ -170,7 +170,7 @@ def test_the_hopeless_do_not_pile_up_on_the_cheapest() -> None:
     assert name_of(choose(CHAT, even, quick, pool=a_pool())) == "even"
 
 
-def test_only_what_may_be_shed_is_shed_and_only_if_it_came_very_late() -> None:
+def test_only_what_may_be_shed_is_shed_and_only_if_it_is_hopeless() -> None:
     sheddable = replace(CHAT, sheddable=True)
     assert choose(CHAT, *hopeless_views(), pool=a_pool()).chosen is not None
     decision = choose(sheddable, *hopeless_views(), pool=a_pool())
@@ -180,15 +180,38 @@ def test_only_what_may_be_shed_is_shed_and_only_if_it_came_very_late() -> None:
     assert len(decision.candidates) == 2
 
 
-def test_what_is_a_little_late_is_shed_once_its_class_has_had_no_chance_for_a_while() -> None:
-    pool, sheddable = a_pool(), replace(CHAT, sheddable=True)
-    views = prefilling("a", 9_000), prefilling("b", 9_500)
-    assert choose(sheddable, *views, pool=pool).chosen is not None
-    pool.made_class_of(CHAT).sent(1.0, NOW_S - 1.0)
-    assert choose(CHAT, *views, pool=pool).chosen is not None
-    assert choose(sheddable, *views, pool=pool).chosen is None
-    pool.made_class_of(CHAT).sent(0.2, NOW_S - 0.5)   # one had an even chance since
-    assert choose(sheddable, *views, pool=pool).chosen is not None
+    assert choose(sheddable, prefilling("a", 6_300), prefilling("b", 6_500), pool=a_pool()).chosen is not None
+
+
+def test_what_others_would_miss_more_for_than_it_can_keep_is_shed_if_it_may_be() -> None:
+    pool = a_pool()
+    long = replace(CHAT, prompt_tokens=3000, sheddable=True)
+    full, free = believing(decoding("full", 8), pool), believing(decoding("free", 2, price_per_hour=9.0), pool)
+    streaming(full, pool, CODE, 8)
+    found = weigh(long, full)
+    assert found.miss is not None
+    assert found.crowding is not None
+    assert found.miss < 0.5
+    assert found.crowding > 1.0
+    assert name_of(choose(replace(long, sheddable=False), full, pool=pool)) == "full"
+    decision = choose(long, full, pool=pool)
+    assert decision.chosen is None
+    assert decision.reason.startswith("shed p=")
+    decision = choose(long, full, free, pool=pool)
+    assert name_of(decision) == "free"
+    assert decision.reason.startswith("safer p=")
+
+
+def test_no_price_is_a_reason_to_shed() -> None:
+    """Where the place that would keep more than it breaks is dearer than a miss, it is taken all the same."""
+    pool = a_pool(mean_price=1e-7)
+    long = replace(CHAT, prompt_tokens=3000, sheddable=True)
+    full, dear = believing(decoding("full", 8), pool), believing(decoding("dear", 2, price_per_hour=900.0), pool)
+    streaming(full, pool, CODE, 8)
+    assert name_of(choose(replace(long, sheddable=False), full, dear, pool=pool)) == "full"
+    decision = choose(long, full, dear, pool=pool)
+    assert name_of(decision) == "dear"
+    assert decision.reason.startswith("safer p=")
 
 
 def test_retry_after_is_when_the_queue_has_drained() -> None:
@@ -225,7 +248,7 @@ def test_a_fault_of_the_model_never_fails_a_request(monkeypatch: pytest.MonkeyPa
     def broken(*_: object) -> Priced:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(chance_constrained, "weighed", broken)
+    monkeypatch.setattr(least_score, "weighed", broken)
     decision = choose(CHAT, decoding("a", 5), decoding("b", 2))
     assert name_of(decision) == "b"
     assert decision.reason == "model fault: least inflight of 2"
