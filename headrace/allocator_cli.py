@@ -63,11 +63,14 @@ def jobs_why(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -> N
 def allocate(
     config: Annotated[Path, typer.Option("--config", "-c", help="The allocator file.")],
     check: Annotated[bool, typer.Option("--check", help="Only say whether the file is right.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Only hold its journal against the invariants.")] = False,
     json: Json = False,
 ) -> None:
     """Run the allocator: it lends idle inference capacity to training jobs and calls it back on time."""
-    from headrace.allocate import run_allocate
+    from headrace.allocate import run_allocate, run_audit
 
+    if audit:
+        raise typer.Exit(run_audit(config, json=json))
     raise typer.Exit(asyncio.run(run_allocate(config, json=json, check=check)))
 
 

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 def submit(url: str, file: Path, *, json: bool) -> int:
     """Send a job file. Exit code 1 where it is wrong or refused."""
     from headrace.allocator_file import lines_of, load_job
-    from router.config_source import ConfigError
+    from settings.source import ConfigError
 
     try:
         request = load_job(file)

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 from allocator.service.config import AllocatorConfig, Declared, build
 from allocator.service.job_request import JobRequest
 from allocator.units.table import BadCoefficients
-from router.config_problems import problems_of
-from router.config_source import ConfigError, Problem, SourceDocument, parse_source, read_source
+from settings.problems import problems_of
+from settings.source import ConfigError, Problem, SourceDocument, parse_source, read_source
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -20,7 +20,7 @@ def load_allocator(path: Path) -> Declared:
     Raises:
         ConfigError: with every problem found, each with its line where it has one.
     """
-    document, config = _read(path, AllocatorConfig)
+    document, config = _read(path, AllocatorConfig, "deploy/allocator.example.yaml")
     try:
         declared, findings = build(config, path.absolute().parent)
     except BadCoefficients as problem:
@@ -40,8 +40,8 @@ def lines_of(problems: tuple[Problem, ...]) -> tuple[str, ...]:
     return tuple(str(problem) + (f" ({problem.hint})" if problem.hint else "") for problem in problems)
 
 
-def _read(path: Path, model: type[Model]) -> tuple[SourceDocument, Model]:
-    document = parse_source(read_source(path), str(path))
+def _read(path: Path, model: type[Model], example: str | None = None) -> tuple[SourceDocument, Model]:
+    document = parse_source(read_source(path), str(path), example)
     try:
         return document, model.model_validate(document.content)
     except ValidationError as error:

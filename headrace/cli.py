@@ -133,8 +133,9 @@ bench_policies.add_to(bench_app)
 @app.command(short_help="Simulate policies on unlike cards, on a virtual clock.")
 def sim(
     what: Annotated[str, typer.Argument(
-        help="Scenarios by commas, `all`, `list`, `capacity`, `validate`, `training` or `lending`.")],
-    of: Annotated[str, typer.Argument(help="With `capacity` and `lending`: of which scenarios.")] = "",
+        help="Scenarios by commas, `all`, `list`, `capacity`, `validate`, `scorecard`, `training` or `lending`.")],
+    of: Annotated[str, typer.Argument(
+        help="With `capacity` and `lending`: of which scenarios; with `scorecard`: which sections.")] = "",
     pool: Annotated[str, typer.Option(help="site, fitted-owned or fitted-list; site:64 is 64 backends.")] = "site",
     policies: Annotated[str, typer.Option(help="Presets by commas; NAME:SETTING=VALUE sets one.")] = "",
     seeds: Annotated[str, typer.Option(help="Such as 1-5 or 1,2,7; left out: the usual.")] = "",
@@ -148,6 +149,11 @@ def sim(
     bound: Annotated[bool, typer.Option("--bound", help="Hold each run against the clairvoyant bound.")] = False,
     target: Annotated[float, typer.Option(help="With `capacity`: the in-budget share to hold.")] = 0.99,
     rates: Annotated[str, typer.Option(help="With `capacity`: rates by commas instead of the usual ladder.")] = "",
+    unseen: Annotated[str, typer.Option(help="With `scorecard`: seeds that nothing was tuned on.")] = "",
+    subject: Annotated[str, typer.Option(help="With `scorecard`: the policy that is judged.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="With `scorecard`: a few short runs.")] = False,
+    keep: Annotated[Path | None, typer.Option(
+        help="With `scorecard`: folder for answers, to go on from after a break.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with charts here.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 1,
     timing: Annotated[bool, typer.Option("--timing", help="Put decision times, which vary, into the JSON.")] = False,
@@ -157,11 +163,11 @@ def sim(
     from loadtest.sim.command import SimOptions, run
 
     options = SimOptions(
-        scenarios=of if what in ("capacity", "lending") else what, pool=pool,
+        scenarios=of if what in ("capacity", "lending", "scorecard") else what, pool=pool,
         policies=tuple(filter(None, policies.split(","))),
         seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, load=load,
         jobs=jobs, trace_dir=trace_dir, html=html, json=json,
-        bound=bound, timing=timing, target=target, rates=rates)
+        bound=bound, timing=timing, target=target, rates=rates, unseen=unseen, subject=subject, quick=quick, keep=keep)
     raise typer.Exit(run(what, options))
 
 
@@ -259,18 +265,20 @@ def fake_engine(
 
 @app.command()
 def version(json: Json = False) -> None:
-    """Print the version."""
+    """Print the version, and whether it runs compiled."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
+
+    from compiled import form
 
     try:
         found = version_of("headrace")
     except PackageNotFoundError:
         found = "unknown (not installed)"
     if json:
-        _print_json({"version": found})
+        _print_json({"version": found, "form": form()})
     else:
-        print(found)
+        print(f"{found} ({form()})")
 
 
 allocator_cli.add_to(app)

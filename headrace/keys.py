@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from router.config_source import ConfigError, Problem, SourceDocument, parse_source, read_source
 from router.keys import KeyRow, digest_of
 from router.keys_file import KEY_PREFIX, KeySection, parse_keys
+from settings.source import ConfigError, Problem, SourceDocument, parse_source, read_source
 
 MAX_TENANT_IN_ID = 57
 _NEW_FILE = b"# Who may ask, by the SHA-256 of each key.\nkeys:\n"

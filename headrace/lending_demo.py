@@ -13,20 +13,20 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
 from allocator.events import JobCancelled, JobSubmitted
+from allocator.execution.engine import ExecutionEngine
 from allocator.execution.local import LocalEngine
 from allocator.lender.router_lender import RouterAdmin, RouterLender
 from allocator.service.config import Declared
 from allocator.service.job_request import JobRequest, request_text
 from allocator.service.keeper import Keeper, Note
-from allocator.service.managed import ManagedLender
 from allocator.service.service import BadFile, Service, open_store
 from allocator.store.history import Move, What
 from backends.embedded.supervisor import Supervisor
@@ -137,15 +137,15 @@ class LendingDemo:
         if declared.state.exists():     # of an earlier demo here, whose job may still run
             await _end_runs(LocalEngine(declared.state))
             await asyncio.to_thread(shutil.rmtree, declared.state)
-        router = RouterAdmin(self.admin_url)
-        lender = RouterLender(router, SupervisedEngines(self.supervisor), declared, hold_s=HOLD_S)
+        engines = SupervisedEngines(self.supervisor)
         database = open_store(declared)
 
         def no_reload() -> Declared:
             raise BadFile(("the demo's file does not change",))
 
-        # The service knows its lender by the class that it has without a router; what it asks of it is the protocol.
-        make_lender = cast("Callable[[LocalEngine, Declared], ManagedLender]", lambda engine, declared: lender)
+        def make_lender(_: ExecutionEngine, declared: Declared) -> RouterLender:
+            return RouterLender(RouterAdmin(self.admin_url), engines, declared, hold_s=HOLD_S)
+
         service = Service(declared, no_reload, database, "demo", watchers=[self._moved], make_lender=make_lender)
         running = asyncio.create_task(service.run())
         try:
@@ -155,7 +155,6 @@ class LendingDemo:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await _end_runs(service.engine())
-            await router.aclose()
             database.dispose()
 
     async def _submit(self, keeper: Keeper) -> None:

@@ -190,10 +190,10 @@ def only(kind: type[E], events: list[Event]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def lent_stage(replicas: int = 2, gang: int = 8, **job: Any) -> Stage:
+def lent_stage(replicas: int = 2, gang: int = 8, max_recalls: int = RULES.max_recalls, **job: Any) -> Stage:
     """One job `j` that runs on so many lent replicas of four V100 each, started at 10 s."""
     stage = a_stage(a_node("t0", "k80"), *(a_node(f"i{index}", pool="inference") for index in range(replicas)),
-                    backends=4)
+                    backends=4, config=a_config(max_recalls=max_recalls))
     stage.supply(replicas)
     stage.submit_and_tick(a_job("j", gang=gang, **job))
     stage.now_s = 10.0

@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import compiled
+
 # Contracts assert in a module that no test file is: several import it, and all want to read what failed.
 pytest.register_assert_rewrite("tests.contracts.execution_engine")
+
+# Before any test file imports what may be compiled: `HEADRACE_COMPILED=… pytest` tests that form.
+compiled.load()
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -44,4 +44,4 @@ def test_quantiles_are_values_that_were_seen() -> None:
 
 def test_a_figure_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_reliability(["Z"]) == 2
-    assert "B, C, E, G, H, J" in capsys.readouterr().err
+    assert "B, C, E, G, H, J, T" in capsys.readouterr().err

@@ -13,12 +13,16 @@ from allocator.apply import replay
 from allocator.effects import EffectKind, outstanding
 from allocator.events import (
     CheckpointAcknowledged,
+    ClaimMade,
     ConfigLoaded,
     DevicesJudged,
     DevicesVacated,
+    JobCancelled,
     KillOrdered,
+    LoanGivenBack,
     LoanOverdue,
     LoanRecalled,
+    LoanWithdrawn,
     NodeDown,
     NodeReported,
     NodeUp,
@@ -31,9 +35,9 @@ from allocator.events import (
 from allocator.loan.states import LoanState
 from allocator.model.declared import check_config
 from allocator.model.inventory import Condition
-from allocator.model.jobs import Outcome, RunPhase
+from allocator.model.jobs import Kind, Outcome, RunPhase
 from allocator.model.pools import BadConfig, Pool, PoolKind
-from allocator.plan import plan
+from allocator.plan import plan, survey
 from allocator.queueing.bench import why
 from allocator.reasons import Pending, Reason
 from tests.allocator_worlds import (
@@ -277,7 +281,7 @@ def test_F15_a_member_that_vanishes_breaks_the_gang() -> None:
 
 
 def test_F17_a_job_recalled_again_and_again_is_given_what_cannot_be_recalled() -> None:
-    stage = lent_stage(1, 4)
+    stage = lent_stage(1, 4, max_recalls=3)
     for round_number in range(3):
         loan = stage.loan()
         now_s = stage.now_s = 100.0 * (round_number + 1)
@@ -311,3 +315,95 @@ def test_planning_an_empty_or_ruined_world_is_no_error() -> None:
     stage.happens(NodeDown(at_s=1.0, node="n"))
     stage.submit_and_tick(a_job("j"))
     assert stage.pending("j") is Pending.NOT_HEALTHY
+
+
+def test_I12_an_idle_loan_stays_while_the_first_waiting_gang_counts_on_it() -> None:
+    stage = a_stage(a_node("i0", pool="inference"), backends=2).supply(2)
+    stage.submit_and_tick(a_job("wide", gang=4))
+    stage.obey().tick()
+    stage.obey()
+    stage.now_s = 100.0
+    stage.ends("wide").submit_and_tick(a_job("small", work_unit_s=200.0))
+    stage.obey(EffectKind.START)
+    stage.submit_and_tick(a_job("four", gang=4, work_unit_s=400.0))
+    assert stage.pending("four") is Pending.DEVICES_BUSY
+    assert only(LoanGivenBack, stage.tick(150.0)) == []
+    assert len(stage.world.loans) == 2
+    stage.happens(JobCancelled(at_s=160.0, job="four"))
+    (home,) = only(LoanGivenBack, stage.tick(160.0))
+    assert home.loan not in {stage.world.loaned[device] for device in stage.run_of("small").devices}
+
+
+def test_I12_a_node_that_is_kept_whole_is_not_filled_around_a_reservation() -> None:
+    pool = replace(TRAINING, keep_whole_nodes=1)
+    stage = a_stage(a_node("n0", devices=2), a_node("n1"), config=a_config(a_queue("q"), pools=(pool, INFERENCE)))
+    stage.submit_and_tick(a_job("before", gang=2, work_unit_s=60.0))
+    assert stage.runs() == {"before": "v100"}
+    stage.now_s = 10.0
+    stage.submit_and_tick(a_job("first"), a_job("fills", gang=3, kind=Kind.BATCH))
+    assert stage.runs().keys() == {"before"}, "the only whole node is kept, with a reservation on it or without"
+    assert survey(stage.world, 10.0).reservations == (), "whom a larger gang may overtake has no promise"
+    stage.submit_and_tick(a_job("as large", gang=4))
+    assert stage.runs().keys() == {"before", "as large"}, "it is kept for gangs as large as it is"
+    stage.now_s = 20.0
+    stage.ends("as large").ends("before").tick()
+    assert "first" in stage.runs()
+
+
+def test_I12_what_would_be_recalled_as_soon_as_it_is_lent_is_not_offered_and_an_offer_of_it_is_withdrawn() -> None:
+    """A lender whose short outlook is worse than its long one: lending on the long one would recall what it lends."""
+    nodes = (a_node("i0", pool="inference"), a_node("i1", pool="inference"))
+    stage = a_stage(*nodes, backends=4).supply(2, spare=1)
+    stage.submit_and_tick(a_job("wide", gang=8))
+    assert stage.world.loans == {}
+    stage.supply(2, spare=2).tick(1.0)
+    assert len(stage.world.loans) == 2
+    stage.obey(EffectKind.DRAIN).supply(2, spare=1)
+    events = stage.tick(2.0)
+    assert {event.why.reason for event in only(LoanWithdrawn, events)} >= {Reason.SURPLUS_GONE}
+    assert only(RunPlaced, events) == []
+    assert only(LoanRecalled, events) == []
+
+
+def test_I12_a_job_that_has_to_bring_its_data_first_is_held_against_the_reservation_with_that_time() -> None:
+    stage = a_stage(a_node("n0", site="here"))
+    stage.submit_and_tick(a_job("before", gang=2, work_unit_s=120.0))
+    stage.submit_and_tick(a_job("whole", gang=4))
+    (reservation,) = survey(stage.world, 0.0).reservations
+    assert 55.0 < reservation.at_s < 65.0
+    stage.now_s = 1.0
+    far = a_job("far", gang=2, work_unit_s=60.0, data_site="there", data_gb=100.0)      # 80 s to come, 30 s to run
+    stage.submit_and_tick(far, a_job("near", work_unit_s=30.0))
+    assert stage.runs().keys() == {"before", "near"}
+    assert survey(stage.world, 1.0).reservations[0].at_s == reservation.at_s
+
+
+def test_I12_nobody_is_stopped_for_devices_that_a_gang_before_waits_for() -> None:
+    stage = a_stage(a_node("n0"), config=a_config(a_queue("a", v100=2), a_queue("b")))
+    stage.submit_and_tick(a_job("b0", "b", 2, work_unit_s=2000.0), a_job("b1", "b", 2, work_unit_s=2000.0))
+    stage.now_s = 100.0
+    stage.submit(a_job("first", "a", 4))
+    stage.now_s = 101.0
+    events = stage.submit_and_tick(a_job("second", "a", 2))
+    (reservation,) = survey(stage.world, 101.0).reservations
+    assert reservation.job == "first"
+    assert only(ClaimMade, events) == []
+    stage.happens(JobCancelled(at_s=102.0, job="first"))
+    assert len(only(ClaimMade, stage.tick(102.0))) == 1, "with nobody before it the guarantee holds"
+
+
+def test_I14_a_claim_that_comes_true_when_its_pool_has_ended_starts_nothing() -> None:
+    window = Pool("window", PoolKind.TRANSITIONAL, {"pool": "window"}, starts_wall_s=999_000.0, ends_wall_s=1_000_050.0,
+                  then_pool="training")
+    stage = a_stage(a_node("n0", pool="window"), config=a_config(
+        a_queue("w", parent="window"), pools=(TRAINING, INFERENCE, window)))
+    stage.submit_and_tick(a_job("low", "w", 4, work_unit_s=80.0))
+    stage.obey()
+    stage.now_s = 10.0
+    events = stage.submit_and_tick(a_job("high", "w", 4, priority=9, work_unit_s=40.0))
+    assert len(only(ClaimMade, events)) == 1
+    stage.obey(EffectKind.SIGNAL)
+    stage.now_s = 55.0
+    stage.vacate(stage.run_of("low").id)
+    assert only(RunPlaced, stage.tick()) == []
+    assert stage.world.claims == {}

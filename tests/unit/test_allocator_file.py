@@ -16,7 +16,7 @@ from allocator.model.pools import Currency, PoolKind
 from allocator.service.config import Declared
 from allocator.service.job_request import JobRequest, Saved, launch_of, read_attached, request_text, saved_text
 from headrace.allocator_file import load_allocator, load_job
-from router.config_source import ConfigError
+from settings.source import ConfigError
 
 FILE: dict[str, Any] = {
     "version": 1,
@@ -97,8 +97,15 @@ def test_the_version_of_a_declaration_names_what_decides(tmp_path: Path) -> None
     (lambda c: c.update(listen={"host": "0.0.0.0"}), "listen.host", "is not loopback, and no token is asked for"),
     (lambda c: c.update(store={"path": "a.db", "url_env": "DATABASE_URL"}), "store.path", "stands beside url_env"),
     (lambda c: c.update(rules={"grace_s": 5.0, "kill_margin_s": 6.0}), "", "kill_margin_s 6.0 leaves nothing"),
+    (lambda c: c.update(rules={"grace_s": 8.0}), "", "kill_margin_s 10.0 leaves nothing"),
     (lambda c: c.update(rules={"grace_s": 0.4, "kill_margin_s": 0.1}), "execution.kill_margin_s", "leaves nothing"),
     (lambda c: c.update(coefficients="none.json"), "coefficients", "No such file"),
+    (lambda c: c.update(router={"url": "127.0.0.1:9090"}), "router.url", "must begin with http:// or https://"),
+    (lambda c: c.update(router={"url": "http://user:secret@r"}), "router.url", "must not hold a user or password"),
+    (lambda c: c.update(router={}), "router.url", "is missing"),
+    (lambda c: c.update(router={"url": "http://r:9090", "hold_s": -1}), "router.hold_s", "must be ≥ 0"),
+    (lambda c: c.update(router={"url": "http://r:9090"}), "backends[0]", "needs a command"),
+    (lambda c: c.update(router={"url": "http://r:9090"}, backends=[], supplies=[]), "router", "has no backends"),
 ])
 def test_what_is_wrong_is_said_where_it_stands(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], path: str, said: str

@@ -6,12 +6,24 @@ from hypothesis import strategies as st
 
 from allocator.model.inventory import Node
 from allocator.model.jobs import Level
-from allocator.placement.topology import grouped, joined, place, spread_of, without
+from allocator.placement.topology import grouped, joined, place, without
 from tests.allocator_worlds import a_config, a_job, a_node, a_queue, a_stage
 
 NODES = {name: Node(name, "v100", 8, island_devices=4, leaf=leaf, pod=pod, site=site)
          for name, leaf, pod, site in (("a", "l0", "p0", "s0"), ("b", "l0", "p0", "s0"), ("c", "l1", "p0", "s0"),
                                        ("d", "l2", "p1", "s0"), ("e", "l3", "p2", "s1"))}
+
+
+def spread_of(devices: tuple[str, ...]) -> Level:
+    """The level on which these devices have one domain."""
+    nodes = [NODES[name] for name in {device.split(":")[0] for device in devices}]
+    if len(nodes) == 1:
+        return Level.ISLAND if len({int(device.split(":")[1]) // 4 for device in devices}) == 1 else Level.NODE
+    for level, place_of in ((Level.LEAF, lambda node: (node.site, node.pod, node.leaf)),
+                            (Level.POD, lambda node: (node.site, node.pod))):
+        if len({place_of(node) for node in nodes}) == 1:
+            return level
+    return Level.SITE
 
 
 def free(**indices: str) -> dict[str, tuple[str, ...]]:
@@ -69,7 +81,7 @@ def test_a_gang_is_whole_free_and_within_its_level(found: dict[str, tuple[str, .
         return
     assert len(set(devices)) == len(devices) == size
     assert set(devices) <= {device for names in found.values() for device in names}
-    assert spread_of(NODES, devices) <= widest
+    assert spread_of(devices) <= widest
 
 
 @given(FREE, FREE, st.integers(1, 20), st.sampled_from(Level))

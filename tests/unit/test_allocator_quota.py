@@ -102,7 +102,7 @@ def borrowers() -> Stage:
 
 def test_shares_in_units_order_the_borrowers_otherwise_than_cards_do() -> None:
     stage = borrowers()
-    ledger = ledger_of(picture_of(stage.world, 0.0), TRAINING)
+    ledger = ledger_of(stage.world, TRAINING, 0.0)
     assert (ledger.books["k80"].borrowed("a"), ledger.books["v100"].borrowed("b")) == (12.0, 6.0)
     k80 = stage.world.coefficients.coefficient("k80", "Transformer (batch size 16)")
     lendable = 16 * stage.world.coefficients.scalar("k80") + 8
@@ -148,6 +148,6 @@ def test_I8_use_of_lent_devices_is_the_borrowers() -> None:
     stage.submit_and_tick(a_job("j", gang=4))
     stage.obey().tick()
     picture = picture_of(stage.world, 0.0)
-    assert ledger_of(picture, TRAINING).books["v100"].own == {"q": 4.0}
+    assert ledger_of(stage.world, TRAINING, 0.0).books["v100"].own == {"q": 4.0}
     assert picture.capacity("training", "v100") == 4
     assert picture.capacity("inference", "v100") == 0

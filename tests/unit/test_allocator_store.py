@@ -1,17 +1,20 @@
 """The journal, its snapshots, its history, and who may write: on SQLite here, on PostgreSQL in tests/integration."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from sqlalchemy import Engine, update
 
 from allocator.apply import apply, replay
 from allocator.clock import resumed
-from allocator.events import JobSubmitted
+from allocator.events import JobSubmitted, RunPlaced
 from allocator.loan.states import LoanState
 from allocator.store import schema
+from allocator.store.audit import faults
 from allocator.store.history import JobPhase, Move, What, moves
 from allocator.store.journal import Entry, Journal, subject_of
 from allocator.store.leadership import Candidate, Deposed, Term, current, is_gone, renew, resign, this_process
@@ -287,3 +290,25 @@ def test_world_time_goes_on_from_the_last_write(tmp_path: Path) -> None:
     assert last is not None
     assert resumed(last, last.wall_s - 3600.0, last.boot_s + 7.0, "this boot").world_s == last.world_s + 7.0
     assert resumed(last, last.wall_s + 3600.0, 3.0, "another boot").world_s == last.world_s + 3600.0
+
+
+def test_an_audit_finds_nothing_in_a_sound_journal_and_names_what_is_wrong(tmp_path: Path) -> None:
+    stage, database = lent_stage(), sqlite(tmp_path)
+    journal, term = Journal(database), lead(database)
+    seq = journal.restore(term, lambda: stage.first).seq
+    entries = [Entry(event) for event in stage.journal]
+    seq = journal.append(term, seq, entries, a_reading(), stage.world)
+    assert list(faults(journal)) == []
+
+    (placed,) = [event for event in stage.journal if isinstance(event, RunPlaced)]
+    twice = JobSubmitted(at_s=20.0, job=stage.world.jobs["j"].job)
+    other = JobSubmitted(at_s=20.0, job=a_job("other", cards=("k80",)))
+    world = apply(stage.world, other)
+    run = replace(placed.run, id="other.99", job="other", epoch=world.epoch + 1, card="k80", devices=("t0:0",),
+                  gang_min=1)
+    unfounded = RunPlaced(at_s=20.0, run=run, why=msgspec.structs.replace(placed.why, config="another"))
+    journal.append(term, seq, [Entry(twice), Entry(other), Entry(unfounded)], a_reading(20.0), world)
+    found = [str(fault) for fault in faults(journal)]
+    assert len(found) == 2
+    assert "JobSubmitted: is written, but changes nothing: job j is there already" in found[0]
+    assert "RunPlaced: I15 RunPlaced names other versions than those in force" in found[1]

@@ -129,7 +129,9 @@ def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
 def test_version_in_both_forms() -> None:
     plain, as_json = headrace("version"), headrace("version", "--json")
     assert (plain.returncode, as_json.returncode) == (0, 0)
-    assert json.loads(as_json.stdout) == {"version": plain.stdout.strip()}
+    found = json.loads(as_json.stdout)
+    assert plain.stdout.strip() == f"{found['version']} ({found['form']})"
+    assert found["form"] == "interpreted"
 
 
 def test_status_without_a_gateway_is_one_line_that_helps() -> None:

@@ -12,6 +12,7 @@ from backends.catalog.health import HealthRules
 from backends.catalog.spec import ParallelLayout
 from policies.admission import ClassRules
 from policies.facts import Budget
+from policies.hedging import HedgeRules
 from router.config import ConfigError, LoadedFleet, Problem, load_fleet, load_fleet_bytes
 from router.generation import Generation
 
@@ -45,6 +46,18 @@ def test_a_backend_becomes_its_spec_with_every_field() -> None:
     assert second.served_model_name == second.model == "smollm2-135m-instruct"
     assert (second.weight, second.price_per_hour, dict(second.labels)) == (2.0, 0.20, {"pool": "edge"})
     assert (first.api_key, second.api_key) == (None, SECRET)
+
+
+def test_hedging_is_off_unless_it_is_asked_for() -> None:
+    assert Generation.of(load(SMALL)).hedging is None
+    found = Generation.of(load(edited("models:", "hedging: {enabled: true, after: 0.95}\nmodels:"))).hedging
+    assert found == HedgeRules(after=0.95, classes=frozenset())
+
+
+def test_hedging_without_a_second_backend_is_doubted() -> None:
+    start = SMALL.index("  - name: llama-q4")
+    (warning,) = load(SMALL[:start].replace("models:", "hedging: {enabled: true}\nmodels:")).warnings
+    assert "no model with a second backend" in warning.message
 
 
 def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
@@ -131,6 +144,11 @@ models:"""
     ("ttft_s: 1.0", "max_queue: -1", 7, "latency_classes[0].max_queue", "must be ≥ 0, got -1", "wait at once"),
     ("  - {name: batch}", "  - {name: batch, reserved_share: 0.6}\n  - {name: x, reserved_share: 0.5}", 9,
      "latency_classes[2].reserved_share", "to 1.1, and there is 1", "reserve only"),
+    ("models:", "hedging: {enabled: true, latency_classes: [intractive]}\nmodels:", 3, "hedging.latency_classes[0]",
+     "no latency class", '"interactive"?'),
+    ("models:", "hedging: {budget_ratio: 0.3}\nmodels:", 3, "hedging.budget_ratio", "≤ 0.25, got 0.3", "all traffic"),
+    ("models:", "hedging: {after: 0.4}\nmodels:", 3, "hedging.after", "must be ≥ 0.5, got 0.4", "late when"),
+    ("models:", "hedging: {after: 1}\nmodels:", 3, "hedging.after", "must be ≤ 0.9999, got 1", "late when"),
     ("models:", "admin: {port: 8080}\nmodels:", 3, "admin.port", "the port that clients use", "8081"),
     ("models:", "timeouts: {total_s: 5, inter_token_s: 6}\nmodels:", 3, "timeouts.inter_token_s", "≤ timeouts.", None),
     ("models:", "policy: {name: cheep}\nmodels:", 3, "policy.name", "cheep", None),
@@ -231,6 +249,8 @@ def test_p47_weight_0_is_accepted_and_only_warned_of_when_nothing_is_left() -> N
     ("{name: batch}", "{name: batch, reserved_share: 0.0001}", 8, "is not one request"),
     ("{name: batch}", "{name: batch, reserved_share: 1.0}", 7, "reserved for other classes"),
     ("{name: batch}", "{name: batch, max_queue: 300}", 8, "more than limits.max_waiting, 256"),
+    ("models:", "hedging: {enabled: true, latency_classes: [batch]}\nmodels:", 3, "neither ttft_s nor e2e_s"),
+    ("models:", "hedging: {enabled: true, budget_ratio: 0, budget_floor_per_s: 0}\nmodels:", 3, "a budget of nothing"),
 ])
 def test_doubtful_files_load_with_a_warning(before: str, after: str, line: int, message: str) -> None:
     (warning,) = load(edited(before, after)).warnings

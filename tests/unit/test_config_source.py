@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config_source import MAX_FILE_BYTES, ConfigError, Problem, parse_source, path_text, read_source
+from settings.source import MAX_FILE_BYTES, ConfigError, Problem, parse_source, path_text, read_source
 
 SECRET = "sk-do-not-print-me"
 

@@ -17,8 +17,8 @@ from backends.catalog.spec import Coefficients
 from backends.engines import DIALECTS
 from policies.registry import describe
 from router.config import FleetConfig, LoadedFleet, load_fleet, load_fleet_bytes
-from router.config_problems import section_in
 from router.config_sections import CoefficientsSection, HealthSection
+from settings.problems import section_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLE = ROOT / "deploy" / "fleet.example.yaml"
@@ -127,7 +127,7 @@ def test_the_commented_settings_of_the_example_work_when_uncommented() -> None:
 
 def test_the_defaults_spelled_out_in_the_example_are_the_defaults() -> None:
     config = load_example().config
-    for name in ("timeouts", "retries", "limits", "decision_log", "state", "poll", "health"):
+    for name in ("timeouts", "retries", "hedging", "limits", "decision_log", "state", "poll", "health"):
         section = getattr(config, name)
         assert section == FleetConfig.model_fields[name].default
         fields = type(section).model_fields

@@ -1,6 +1,8 @@
 """Forecasts cover what comes, capacities follow the closed form, and who is spared leaves enough behind."""
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -72,6 +74,40 @@ def test_a_level_learns_from_its_errors_how_far_waves_rise() -> None:
     assert steady.steps()[-1].per_s < 8.5
     at_level = waving.steps()
     assert at_level[-1].per_s > 1.5 * at_level[0].per_s
+
+
+def test_another_quantile_may_be_asked_for_the_farther_the_lower() -> None:
+    forecaster, _ = learned(SeasonalNaive(SEASON), 4 * SEASON)
+    usual, asked = forecaster.steps(), forecaster.steps(lambda in_s: 0.99 if in_s < 300.0 else 0.5)
+    assert asked[:5] == usual[:5]
+    assert all(median.per_s < high.per_s for median, high in zip(asked[5:], usual[5:], strict=True))
+
+
+@pytest.mark.parametrize("make", [lambda: SeasonalNaive(SEASON), EwmaLevel])
+def test_what_was_learned_is_kept_over_a_restart(make: Callable[[], Outlook]) -> None:
+    before, rng = learned(make(), 3 * SEASON)
+    after = Forecaster(make(), bin_s=60.0, horizon_s=720.0)
+    after.restore(json.loads(json.dumps(before.export())), age_s=20.0)
+    assert after.steps() == before.steps()
+    for index in range(3 * SEASON, 4 * SEASON):
+        per_s = wave(index, rng)
+        before.learn(per_s)
+        after.learn(per_s)
+    assert [step.per_s for step in after.steps()] == pytest.approx([step.per_s for step in before.steps()], rel=0.1)
+
+
+def test_bins_that_were_missed_move_the_season_on() -> None:
+    before, _ = learned(SeasonalNaive(SEASON), 3 * SEASON)      # the trough
+    after = Forecaster(SeasonalNaive(SEASON), bin_s=60.0, horizon_s=720.0)
+    after.restore(before.export(), age_s=60.0 * SEASON / 2)
+    assert after.steps()[0].per_s > 3.0 * before.steps()[0].per_s, "half a season later is the crest"
+
+
+def test_a_gap_longer_than_what_was_learned_is_no_endless_work() -> None:
+    before, _ = learned(SeasonalNaive(SEASON), 3 * SEASON)
+    after = Forecaster(SeasonalNaive(SEASON), bin_s=60.0, horizon_s=720.0)
+    after.restore(before.export(), age_s=1e9)
+    assert len(after.export()["outlook"]["per_s"]) <= 8 * SEASON
 
 
 def test_a_quiet_night_divides_by_no_zero() -> None:

@@ -64,7 +64,8 @@ def test_a_backend_that_was_never_heard_is_out_at_its_first_refused_probe_but_no
     assert after([LATE] * 2, Health()).state is HealthState.UNKNOWN
 
 
-@pytest.mark.parametrize("kind", [OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED])
+@pytest.mark.parametrize("kind", [
+    OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED, OutcomeKind.SUPERSEDED])
 def test_P30_client_errors_and_429_leave_health_as_it_is(kind: OutcomeKind) -> None:
     for start in (Health(), Health(HealthState.HEALTHY), ejected(), ejected().at(100.0)):
         assert after([Outcome(kind)] * 200, start, at_s=start.since_s) == start

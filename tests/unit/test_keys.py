@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.keys import append_row, new_key
-from router.config_source import ConfigError
 from router.errors import ApiError
 from router.keys import (
     ANYONE,
@@ -30,6 +29,7 @@ from router.keys import (
     sole_authorization,
 )
 from router.keys_file import KeySection, KeysFile, load_keys, parse_keys, unique_rows
+from settings.source import ConfigError
 
 KEY = b"hr-abcdefghijklmnopqrstuvwxyz012345"
 OTHER = b"hr-ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"

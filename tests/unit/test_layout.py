@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("allocator", "backends", "headrace", "loadtest", "policies", "router")
+PACKAGES = ("allocator", "backends", "compiled", "headrace", "loadtest", "policies", "router", "settings")
 VAGUE = {"util", "utils", "helper", "helpers", "manager", "managers", "misc", "common", "base", "core"}
 FRAGMENT = re.compile(r"\d+\.(feature|fix|change|removal|doc)(\.[a-z0-9-]+)?\.md")
 

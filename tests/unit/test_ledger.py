@@ -29,14 +29,14 @@ from policies.filters import Rejection
 from policies.policy import Decision, Pipeline, Priced, Rejected
 from policies.registry import build_pipeline
 from policies.spec import PolicySpec
+from router.answer_members import Usage
 from router.decision_record import DecisionRecord, record_of
-from router.exchange import Exchange, Outcome, Tried
+from router.exchange import Exchange, HedgeEnd, Outcome, Tried
 from router.grounds import MAX_LISTED, grounds_of
 from router.intake import Endpoint
 from router.keys import Principal
 from router.ledger import SLICE_RECORDS, Ledger
 from router.log_file import LogFile
-from router.sse import Usage
 from tests.policy_fleet import NOW_S, ROOMY, a_backend, a_request, choose, decoding
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "decision-record.md").read_text(encoding="utf-8")
@@ -125,8 +125,9 @@ def test_a_line_says_what_was_decided_why_and_what_came_of_it(ledger: Ledger, pa
         assert isclose(line[f"predicted_{name}_s"], value, abs_tol=1e-6)
     assert [entry["backend"] for entry in line["attempts"]] == ["a", "b"]
     assert line["attempts"][0] == {"backend": "a", "reason": first.reason, "price": first.price, "cause": "connect",
-                                   "began_s": 0.26, "took_s": 0.1}
+                                   "hedge": False, "began_s": 0.26, "took_s": 0.1}
     assert line["attempts"][1]["cause"] is None
+    assert line["hedge"] is None
 
     assert [entry["backend"] for entry in line["candidates"]] == ["b", "c"]
     for entry, priced in zip(line["candidates"], last.candidates, strict=True):
@@ -136,6 +137,19 @@ def test_a_line_says_what_was_decided_why_and_what_came_of_it(ledger: Ledger, pa
         assert entry["ttft_s"] == predict(facts, priced.backend, NOW_S).ttft_s
         assert entry["in_flight"] == priced.backend.in_flight_requests
         assert (entry["coefficients"], entry["drift"], entry["late_s"]) == ("test", 1.0, 0.0)
+
+
+def test_a_hedge_and_the_attempt_that_it_made_useless_are_in_the_line(ledger: Ledger, path: Path) -> None:
+    facts = a_request(budget=ROOMY)
+    decision = a_decision("a", "b", facts=facts)
+    ledger.append(settled(decision, facts, hedge=HedgeEnd.WON, tried=[
+        Tried("a", "r", 1.0, FailureCause.SUPERSEDED, NOW_S, NOW_S + 1.5),
+        Tried("b", "hedge of a", 2.0, None, NOW_S + 1.0, NOW_S + 2.0, is_hedge=True)]))
+    assert ledger.close(GENEROUS_S)
+    (line,) = lines_of(path)
+    assert line["hedge"] == "won"
+    assert [(entry["hedge"], entry["cause"], entry["took_s"]) for entry in line["attempts"]] == [
+        (False, "superseded", 1.5), (True, None, 1.0)]
 
 
 def test_a_request_that_was_never_decided_on_has_its_line(ledger: Ledger, path: Path) -> None:

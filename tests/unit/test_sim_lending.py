@@ -18,9 +18,8 @@ from allocator.plan import Plan, plan
 from allocator.recall import choose_cells, lost
 from headrace import cli
 from loadtest.sim.lending import cluster, validation
-from loadtest.sim.lending.forecast import DAY_MINUTES, SeasonalNaive
 from loadtest.sim.lending.optimum import MOST_RUNS, least_loss
-from loadtest.sim.lending.policies import POLICIES
+from loadtest.sim.lending.policies import DAY_MINUTES, POLICIES, day_of_minutes
 from loadtest.sim.lending.router import HEADROOM, ByForecast, Reactive, Router, serving
 from loadtest.sim.lending.runs import Recalls, asked_job, run_policy
 from loadtest.sim.lending.series import DAY_S, LONGEST_S, demand_rates, jobs_of_run, minutes_of_demand, trace_jobs
@@ -58,47 +57,6 @@ def test_the_least_loss_is_that_of_the_best_set_of_loans(runs: list[tuple[int, s
 def test_a_part_too_large_to_be_sure_of_is_not_guessed() -> None:
     runs = [f"r{index}" for index in range(MOST_RUNS + 1)]
     assert least_loss(1, ["l"], dict.fromkeys(runs, 1.0), {run: {"l"} for run in runs}) is None
-
-
-# --- the forecast ----------------------------------------------------------------------------------------------------
-
-
-def taught(days: int, noise: float = 0.0) -> SeasonalNaive:
-    forecaster, rng = SeasonalNaive((0, 30)), Random(1)
-    for minute in range(days * DAY_MINUTES):
-        forecaster.learn((10.0 if minute % DAY_MINUTES < 720 else 30.0) * (1.0 + noise * rng.uniform(-1.0, 1.0)))
-    return forecaster
-
-
-def test_nothing_is_known_before_a_day_has_passed() -> None:
-    assert taught(1).ahead(lambda in_s: 0.5) == ()
-
-
-def test_a_day_like_the_days_before_is_foreseen() -> None:
-    forecaster = taught(4)
-    for _ in range(300):
-        forecaster.learn(10.0)
-    now, later = forecaster.ahead(lambda in_s: 0.5)
-    assert (now.in_s, later.in_s) == (0.0, 1800.0)
-    assert now.q99_per_s == pytest.approx(10.0)
-    assert later.q99_per_s == pytest.approx(10.0)
-    for _ in range(400):
-        forecaster.learn(10.0)
-    assert forecaster.ahead(lambda in_s: 0.5)[1].q99_per_s > 20.0  # in half an hour it is noon
-
-
-def test_a_day_at_twice_the_level_is_forecast_at_twice_the_shape() -> None:
-    forecaster = taught(4)
-    for _ in range(300):
-        forecaster.learn(20.0)
-    assert forecaster.ahead(lambda in_s: 0.5)[0].q99_per_s == pytest.approx(20.0, rel=0.05)
-
-
-def test_a_higher_quantile_asks_for_more_the_noisier_the_past() -> None:
-    calm, noisy = taught(4, 0.05), taught(4, 0.4)
-    spreads = [forecaster.ahead(lambda in_s: 0.99)[1].q99_per_s / forecaster.ahead(lambda in_s: 0.5)[1].q99_per_s
-               for forecaster in (calm, noisy)]
-    assert 1.0 < spreads[0] < spreads[1]
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------
@@ -190,7 +148,7 @@ def test_an_autoscaler_gives_up_replicas_slowly_and_takes_them_back_at_once() ->
 
 
 def test_what_demand_needs_and_the_headroom_are_never_lent() -> None:
-    lending = ByForecast(SeasonalNaive((0, 60, 120)), 7200.0, 120.0)
+    lending = ByForecast(day_of_minutes(), 7200.0, 120.0)
     for _ in range(4 * DAY_MINUTES):
         lending.learn(40.0)
     needed = {card: ceil(share_of_pool_needed(40.0) * cluster.replicas(card)) for card in cluster.SERVING_NODES}

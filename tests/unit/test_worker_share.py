@@ -13,14 +13,16 @@ from router.workers import MAX_BACKOFF_S, backoff_s, own_folder
 from tests.gateway_stack import fleet_document
 
 
-def test_the_retry_floor_is_divided_and_the_file_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_the_floors_of_retries_and_hedges_are_divided_and_the_file_is_shown_as_it_is(tmp_path: Path) -> None:
     def loaded(floor: float) -> bytes:
         backend = {"url": "http://127.0.0.1:9"}
-        return json.dumps(fleet_document([backend], retries={"budget_floor_per_s": floor})).encode()
+        sections = {name: {"budget_floor_per_s": floor} for name in ("retries", "hedging")}
+        return json.dumps(fleet_document([backend], **sections)).encode()
 
     path = tmp_path / "fleet.yaml"
     gateway = WorkerGateway(path, load_fleet_bytes(loaded(12.0), str(path), {}), {}, workers=4)
     assert gateway.dispatcher.generation.config.retries.budget_floor_per_s == 3.0
+    assert gateway.dispatcher.generation.config.hedging.budget_floor_per_s == 3.0
     assert gateway.loaded.config.retries.budget_floor_per_s == 12.0
     assert gateway.dispatcher.generation.config_hash == gateway.loaded.config_hash
     gateway.apply(load_fleet_bytes(loaded(20.0), str(path), {}))
