@@ -25,17 +25,27 @@ def duration_s(world: World, state: JobState, card: str, devices: int, *, spread
                site: str = "") -> float:
     """The formula above; infinite where the card is unknown or was measured not to run the family."""
     job = state.job
-    speed = world.coefficients.speed(card, job.family, devices, spread_out=spread_out)
+    speed = _speed(world, card, job.family, devices, spread_out)
     if speed <= 0.0:
         return inf
     if job.work_unit_s is None:
-        fastest = max(world.coefficients.speed(other, job.family, devices) for other in job.cards)
+        fastest = max(_speed(world, other, job.family, devices, False) for other in job.cards)
         work_s = world.config.rules.default_estimate_s * max(fastest / speed, 1.0)
     else:
         left_unit_s = max(job.work_unit_s - state.done_unit_s, LEFT_AT_LEAST * job.work_unit_s)
         work_s = max(left_unit_s / speed, 1.0)
     restart_s = job.checkpoint.restart_s if job.checkpoint and state.attempts else 0.0
     return move_s(world, job, site) + restart_s + work_s
+
+
+def _speed(world: World, card: str, family: str, devices: int, spread_out: bool) -> float:
+    """`Coefficients.speed`, remembered: a pass asks for the same few again and again."""
+    known: dict[tuple[str, str, int, bool], float] = world.memo.setdefault("speeds", {})
+    key = (card, family, devices, spread_out)
+    speed = known.get(key)
+    if speed is None:
+        speed = known[key] = world.coefficients.speed(card, family, devices, spread_out=spread_out)
+    return speed
 
 
 def move_s(world: World, job: Job, site: str) -> float:

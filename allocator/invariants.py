@@ -27,7 +27,7 @@ from allocator.model.inventory import Condition, node_name
 from allocator.model.pools import PoolKind
 from allocator.model.world import World
 from allocator.picture import ledger_of, picture_of
-from allocator.queueing.bench import bench_of
+from allocator.queueing.bench import ledger_at
 from allocator.reasons import Reason
 
 
@@ -77,10 +77,13 @@ def _conservation(world: World) -> Iterator[Violation]:
     if any(condition is Condition.HEALTHY for condition in world.conditions.values()):
         yield Violation("I2", "a healthy device is noted as an exception")
     picture = picture_of(world, world.now_s)
-    for card in {node.card for node in world.nodes.values()}:
-        owned = {device for node in world.nodes.values() if node.card == card and node.pool is not None
-                 for device in node.device_ids}
-        healthy = len(owned - world.conditions.keys())
+    owned: dict[str, set[str]] = {}
+    for node in world.nodes.values():
+        mine = owned.setdefault(node.card, set())
+        if node.pool is not None:
+            mine.update(node.device_ids)
+    for card, devices in owned.items():
+        healthy = len(devices - world.conditions.keys())
         pools = sum(picture.capacity(pool.name, card) for pool in world.config.pools)
         if pools != healthy:
             yield Violation("I2", f"{card}: {healthy} are healthy, the pools have {pools}")
@@ -135,18 +138,19 @@ def _loans(world: World) -> Iterator[Violation]:
 def _ledgers(world: World) -> Iterator[Violation]:
     """I8: a queue is charged with all its runs, wherever they stand, and nobody else is."""
     picture = picture_of(world, world.now_s)
+    running: dict[tuple[str, str], dict[str, int]] = {}
+    for run in world.runs.values():
+        by_queue = running.setdefault((run.pool, run.card), {})
+        by_queue[run.queue] = by_queue.get(run.queue, 0) + len(run.devices)
     for pool in world.config.pools:
         if pool.kind is PoolKind.INFERENCE or pool.currency.value != "cards":
             continue
-        ledger = ledger_of(picture, pool)
+        ledger = ledger_of(world, pool, world.now_s)
         for card in picture.cards(pool.name):
             counted = {queue: used for queue, used in ledger.books[card].own.items() if used}
-            runs: Counter[str] = Counter()
-            for run in world.runs.values():
-                if run.pool == pool.name and run.card == card:
-                    runs[run.queue] += len(run.devices)
-            if counted != dict(runs):
-                yield Violation("I8", f"pool {pool.name}, {card}: charged {counted}, running {dict(runs)}")
+            runs = running.get((pool.name, card), {})
+            if counted != runs:
+                yield Violation("I8", f"pool {pool.name}, {card}: charged {counted}, running {runs}")
 
 
 def step_violations(before: World, event: Event, after: World) -> list[Violation]:
@@ -166,6 +170,8 @@ def _time_and_epochs(before: World, after: World) -> Iterator[Violation]:
 
 
 def _loan_steps(before: World, event: Event, after: World) -> Iterator[Violation]:
+    if after.loans is before.loans:
+        return
     for name, loan in before.loans.items():
         then = after.loans.get(name)
         if then is None:
@@ -188,8 +194,12 @@ def _loan_steps(before: World, event: Event, after: World) -> Iterator[Violation
 
 def _charges(before: World, event: Event, after: World) -> Iterator[Violation]:
     """I10: charged is what was let go, for as long as it was held. I5: devices are let go by proof only."""
+    if after.runs is before.runs and after.served_ms is before.served_ms:
+        return
     owed: Counter[tuple[str, str, str, str]] = Counter()
     for name, run in before.runs.items():
+        if after.runs.get(name) is run:
+            continue
         left = set(after.runs[name].devices) if name in after.runs else set()
         gone = [device for device in run.devices if device not in left]
         if gone:
@@ -228,7 +238,7 @@ def _decisions(before: World, event: Decided, after: World) -> Iterator[Violatio
         case ClaimMade() if event.why.reason is Reason.RECLAIMED:
             claim, job = event.claim, after.jobs[event.claim.job].job
             pool = after.config.pool(claim.pool)
-            if pool is not None and bench_of(after, pool, event.at_s).ledger.borrows(job.queue, claim.card, "", 0):
+            if pool is not None and ledger_at(after, pool, event.at_s).borrows(job.queue, claim.card, "", 0):
                 yield Violation("I13", f"job {job.id} takes back more than its queue is owed")
         case LoanRecalled():
             loan = after.loans.get(event.loan)
@@ -267,7 +277,7 @@ def _placement(before: World, event: RunPlaced, after: World) -> Iterator[Violat
     pool = after.config.pool(run.pool)
     if pool is None or pool.name not in picture_of(before, event.at_s).open_pools:
         yield Violation("I14", f"run {run.id} is placed in pool {run.pool}, which is closed")
-    elif event.why.reason is not Reason.CLAIM_READY and not bench_of(before, pool, event.at_s).ledger.admits(
+    elif event.why.reason is not Reason.CLAIM_READY and not ledger_at(before, pool, event.at_s).admits(
             run.queue, run.card, run.family, len(run.devices)):
         yield Violation("I8", f"run {run.id} is over the quota of {run.queue}")
 
@@ -275,5 +285,5 @@ def _placement(before: World, event: RunPlaced, after: World) -> Iterator[Violat
 def _reclaim(before: World, event: StopOrdered) -> Iterator[Violation]:
     run = before.runs[event.run]
     pool = before.config.pool(run.pool)
-    if pool is not None and not bench_of(before, pool, event.at_s).ledger.borrows(run.queue, run.card, run.family, 0):
+    if pool is not None and not ledger_at(before, pool, event.at_s).borrows(run.queue, run.card, run.family, 0):
         yield Violation("I9", f"run {run.id} is reclaimed from {run.queue}, which keeps to its guarantee")

@@ -3,13 +3,14 @@
 Level-triggered: each pass compares what is away with what the router says may be (`Supply`), so a lost message or a
 restart changes nothing for long.
 
-    offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`
-    withdraw  an offer is older than `offer_ttl_s`, wanted by nobody, or more than is lendable
+    offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`,
+              and k ≤ spare - loans that stay - offered: none that would be recalled as soon as it is lent
+    withdraw  an offer is older than `offer_ttl_s`, wanted by nobody, or more than either
     recall    spare < loans that stay: the difference, by `allocator.recall`, due in the loan's grace
-    give back no run on it for `idle_return_s`
+    give back no run on it for `idle_return_s`, and no waiting gang has its reservation there
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from allocator.estimate import duration_s, expected_end_s, lost_unit_s
@@ -34,23 +35,37 @@ JOBS_OFFERED_TO = 8
 
 def staying(world: World, pool: str, card: str) -> list[Loan]:
     """Loans that are out and not on their way home."""
-    return [loan for loan in world.loans.values() if loan.state is LoanState.LENT
-            and loan.recall_deadline_s is None and (loan.lender, loan.card) == (pool, card)]
+    return [loan for loan in _loans_of(world, pool, card)
+            if loan.state is LoanState.LENT and loan.recall_deadline_s is None]
 
 
 def away(world: World, pool: str, card: str) -> int:
     """Replicas that the lender does without, those on their way home included."""
-    return sum(loan.state in AWAY and (loan.lender, loan.card) == (pool, card) for loan in world.loans.values())
+    return sum(loan.state in AWAY for loan in _loans_of(world, pool, card))
 
 
 def offered(world: World, pool: str, card: str) -> list[Loan]:
-    return [loan for loan in world.loans.values()
-            if loan.state is LoanState.OFFERED and (loan.lender, loan.card) == (pool, card)]
+    return [loan for loan in _loans_of(world, pool, card) if loan.state is LoanState.OFFERED]
+
+
+def _loans_of(world: World, pool: str, card: str) -> Sequence[Loan]:
+    known: dict[tuple[str, str], list[Loan]] | None = world.memo.get("out")
+    if known is None:
+        known = world.memo["out"] = {}
+        for loan in world.loans.values():
+            known.setdefault((loan.lender, loan.card), []).append(loan)
+    return known.get((pool, card), ())
+
+
+def _may_go(world: World, supply: Supply) -> int:
+    """How many more may be away now, offers among them, by both figures of the lender."""
+    return min(supply.lendable - away(world, supply.pool, supply.card),
+               max(0, supply.spare) - len(staying(world, supply.pool, supply.card)))
 
 
 def recall_slack(world: World, now_s: float) -> Iterator[Event]:
     """Recalls for each lender that will need more than it has within the recall lead."""
-    for (pool, card), supply in world.supplies.items():
+    for (pool, card), supply in world.supplies.items() if world.loans else ():
         out = staying(world, pool, card)
         short = len(out) - max(0, supply.spare)
         if short > 0:
@@ -93,9 +108,9 @@ def withdraw(world: World, now_s: float) -> Iterator[Event]:
         if loan.state is LoanState.OFFERED and now_s >= loan.offered_s + world.config.rules.offer_ttl_s:
             gone.add(loan.id)
             yield _withdrawn(world, loan, now_s, Reason.OFFER_EXPIRED)
-    for (pool, card), supply in world.supplies.items():
+    for (pool, card), supply in world.supplies.items() if world.loans else ():
         pending = [loan for loan in offered(world, pool, card) if loan.id not in gone]
-        over = away(world, pool, card) + len(pending) - supply.lendable
+        over = len(pending) - _may_go(world, supply)
         for loan in sorted(pending, key=lambda loan: -loan.epoch)[:max(0, over)]:
             yield _withdrawn(world, loan, now_s, Reason.SURPLUS_GONE)
 
@@ -112,12 +127,14 @@ def _withdrawn(world: World, loan: Loan, now_s: float, reason: Reason) -> Event:
     return LoanWithdrawn(at_s=now_s, loan=loan.id, epoch=loan.epoch, why=why(world, reason))
 
 
-def give_back(world: World, now_s: float) -> Iterator[Event]:
-    """Loans that nobody has used for a while."""
+def give_back(world: World, now_s: float, reserved: Set[str] = frozenset()) -> Iterator[Event]:
+    """Loans that nobody has used for a while. On `reserved` devices a waiting gang counts: to send them home would move
+    its start (I12), and by the loan's promise it is done before the lender wants them.
+    """
     for loan in world.loans.values():
         if (loan.state is LoanState.LENT and loan.idle_since_s is not None and world.is_empty(loan.devices)
                 and now_s - loan.idle_since_s >= world.config.rules.idle_return_s
-                and not any(device in world.claimed for device in loan.devices)):
+                and not any(device in world.claimed or device in reserved for device in loan.devices)):
             yield LoanGivenBack(at_s=now_s, loan=loan.id, epoch=loan.epoch, why=why(world, Reason.IDLE))
 
 
@@ -154,11 +171,13 @@ def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
                 or not now_s - supply.at_s <= rules.supply_fresh_s):
             continue
         held = sum(now_s - since_s >= rules.surplus_hold_s for since_s in supply.held_since_s)
-        may = min(held, supply.lendable) - away(world, pool, card) - len(offered(world, pool, card))
+        may = min(held - away(world, pool, card), _may_go(world, supply)) - len(offered(world, pool, card))
+        if may <= 0:
+            continue
         candidates = [backend for backend in world.backends.values()
                       if (backend.pool, backend.card, backend.state) == (pool, card, BackendState.SERVING)
                       and backend.name not in world.loans and _lendable(world, backend)]
-        if may > 0 and candidates:
+        if candidates:
             yield _Lender(supply, sorted(candidates, key=lambda backend: (_where(world, backend), backend.name)), may)
 
 

@@ -5,7 +5,7 @@ Made once for a world and a time, remembered with the world. Everything in it fo
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from allocator.loan.states import AWAY, LoanState
@@ -20,7 +20,7 @@ Free = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    world: World
+    from_s: float
     until_s: float
     """Past this time a transitional pool has opened or ended, and the picture is another."""
     open_pools: frozenset[str]
@@ -43,16 +43,21 @@ class Picture:
         total = self.healthy.get(key, 0) - self.lent_out.get(key, 0) + self.borrowed_in.get(key, 0)
         return total + self.offered_in.get(key, 0) if with_offers else total
 
+    _cards: dict[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+
     def cards(self, pool: str) -> tuple[str, ...]:
         """The card types that the pool has, or has borrowed, or is offered."""
-        keys = {*self.inventory, *self.borrowed_in, *self.offered_in}
-        return tuple(sorted(card for owner, card in keys if owner == pool))
+        known = self._cards.get(pool)
+        if known is None:
+            keys = {*self.inventory, *self.borrowed_in, *self.offered_in}
+            known = self._cards[pool] = tuple(sorted(card for owner, card in keys if owner == pool))
+        return known
 
 
 def picture_of(world: World, now_s: float) -> Picture:
     """The picture of a world at a time."""
     known: Picture | None = world.memo.get("picture")
-    if known is not None and world.now_s <= now_s < known.until_s:
+    if known is not None and known.from_s <= now_s < known.until_s:
         return known
     made = world.memo["picture"] = _picture(world, now_s)
     return made
@@ -88,7 +93,7 @@ def _picture(world: World, now_s: float) -> Picture:
                 free[key][name] = devices
     lent_free, counts = _loaned(world)
     return Picture(
-        world=world, until_s=until_s, open_pools=open_pools, free=free,
+        from_s=now_s, until_s=until_s, open_pools=open_pools, free=free,
         lent_free=lent_free, healthy=healthy, inventory=inventory, lent_out=counts["out"], borrowed_in=counts["in"],
         offered_in=counts["offered"], trees=_trees(world))
 
@@ -157,10 +162,18 @@ class Ledger:
     units: dict[tuple[str, str], float]
     """(queue, key) → the units of its runs there."""
     lendable_units: float
+    changes: int = 0
+    """How often it was changed since the pass began: whoever has worked something out from it can tell."""
+
+    def copied(self) -> "Ledger":
+        """One that can be changed without changing this one."""
+        mine = {key: book.copied() for key, book in self.books.items()}
+        return Ledger(self.pool, self.tree, self.table, mine, dict(self.units), self.lendable_units)
 
     def use(self, queue: str, card: str, family: str, devices: int, table: Coefficients | None = None) -> None:
         """Counts so many more devices; a run is counted by the table that it is charged under."""
         key, table = key_of(self.pool, card), table or self.table
+        self.changes += 1
         if key in self.books:
             self.books[key].use(queue, amount_of(self.pool, table, card, family, devices))
             self.units[queue, key] = self.units.get((queue, key), 0.0) + devices * table.coefficient(card, family)
@@ -168,6 +181,7 @@ class Ledger:
     def grow(self, card: str, devices: int) -> None:
         """So many more devices for all to borrow: what a loan brings."""
         key = key_of(self.pool, card)
+        self.changes += 1
         if key not in self.books:
             self.books[key] = books(self.tree, key, {}, 0.0)
         units = devices * self.table.scalar(card)
@@ -204,9 +218,20 @@ class Ledger:
         return share(borrowed, self.lendable_units, declared.weight if declared else 1.0)
 
 
-def ledger_of(picture: Picture, pool: Pool) -> Ledger:
-    """The books of a pool from its live runs: each is counted to its queue, wherever its devices come from (I8)."""
-    world, tree, table = picture.world, picture.trees[pool.name], picture.world.coefficients
+def ledger_of(world: World, pool: Pool, now_s: float) -> Ledger:
+    """The books of a pool from its live runs: each is counted to its queue, wherever its devices come from (I8).
+
+    The caller's own: the one that is remembered with the world stays as it is.
+    """
+    known: dict[str, Ledger] = world.memo.setdefault("ledgers", {})
+    made = known.get(pool.name)
+    if made is None:
+        made = known[pool.name] = _ledger(world, picture_of(world, now_s), pool)
+    return made.copied()
+
+
+def _ledger(world: World, picture: Picture, pool: Pool) -> Ledger:
+    tree, table = picture.trees[pool.name], world.coefficients
     cards = picture.cards(pool.name)
     own: dict[str, dict[str, float]] = defaultdict(dict)
     units: dict[tuple[str, str], float] = {}

@@ -9,7 +9,7 @@ Each stage looks at the world as the stages before it leave it, so no two of the
 5. `withdraw_unwanted`
 6. `stops`        notice to every run that must leave: broken, cancelled, recalled, out of its window
 7. `passing`      the waiting jobs: starts, backfill, reclaims, offers
-8. `give_back`    idle loans go home
+8. `give_back`    idle loans go home, but for those on which a waiting gang has its reservation
 9. `moves`        nodes change pools
 
 Rounds go on until one adds nothing: the result is a fixed point, and planning again without news does nothing (P57).
@@ -49,11 +49,21 @@ def plan(world: World, now_s: float, *, kinds: frozenset[Kind] = ALL_KINDS, hous
     `kinds`: jobs that this planner places. `housekeeping`: whether it also does all that is not about waiting jobs;
     of several planners one does.
     """
-    stages: tuple[Callable[[World, float], Iterable[Event]], ...] = (
-        lambda world, now_s: pass_over(world, now_s, kinds, MAKE_ROOM).events,)
+    reserved: set[str] = set()
+
+    def passing(world: World, now_s: float) -> Iterable[Event]:
+        passed = pass_over(world, now_s, kinds, MAKE_ROOM)
+        reserved.clear()
+        reserved.update(device for reservation in passed.reservations for device in reservation.devices)
+        return passed.events
+
+    def give_back(world: World, now_s: float) -> Iterable[Event]:
+        return lending.give_back(world, now_s, reserved)
+
+    stages: tuple[Callable[[World, float], Iterable[Event]], ...] = (passing,)
     if housekeeping:
         stages = (timing.deadlines, lending.recall_slack, lending.withdraw, timing.claims, lending.withdraw_unwanted,
-                  timing.stops, *stages, lending.give_back, timing.moves)
+                  timing.stops, passing, give_back, timing.moves)
     events: list[Event] = []
     refused: list[tuple[Event, str]] = []
     for _ in range(MOST_ROUNDS):

@@ -3,7 +3,10 @@
 A planner reads a world, plans at its leisure, and proposes. If the world has not moved, the proposal is taken as it is.
 If it has, each group of events that belong together (a gang's start; a reclaim with its claim; the offers of a gang)
 is tried against the world of now: it goes in whole, or it is refused whole and planned again. What is tried is what
-`apply` tries, plus the quotas, so nothing is booked twice whatever anyone believed.
+`apply` tries, plus the quotas and the invariants of every step, so nothing is booked twice, lent beyond what can be
+spared or taken from a guarantee, whatever anyone believed.
+
+The service plans off its loop by this: what arrives while it thinks makes parts of its plan conflicts, and no more.
 """
 
 from collections.abc import Iterable
@@ -13,8 +16,9 @@ import msgspec
 
 from allocator.apply import consider
 from allocator.events import DECIDED, ClaimMade, Event, LoanOffered, RunPlaced, StopOrdered
+from allocator.invariants import step_violations
 from allocator.model.world import World
-from allocator.queueing.bench import bench_of
+from allocator.queueing.bench import ledger_at
 from allocator.reasons import Reason
 
 
@@ -82,6 +86,8 @@ def _try(world: World, group: list[Event], *, fresh: bool) -> tuple[World, list[
         after = consider(world, event)
         if isinstance(after, str):
             return after
+        if not fresh and (found := step_violations(world, event, after)):
+            return "; ".join(f"{fault.rule}: {fault.detail}" for fault in found)
         world = after
         stamped.append(event)
     return world, stamped
@@ -127,6 +133,6 @@ def _over_quota(world: World, event: Event) -> str | None:
     pool = world.config.pool(pool_name)
     if pool is None:
         return f"pool {pool_name} is gone"
-    if not bench_of(world, pool, event.at_s).ledger.admits(queue, card, family, count):
+    if not ledger_at(world, pool, event.at_s).admits(queue, card, family, count):
         return f"queue {queue}: {count} x {card} are over its quota by now"
     return None

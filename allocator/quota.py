@@ -21,7 +21,7 @@ The dominant share of a queue is in units, never in cards, for 12 borrowed K80 a
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from allocator.model.pools import UNITS, Config, Currency, Pool, Queue, Quota
@@ -40,6 +40,25 @@ class QueueTree:
     pool: Pool
     queues: Mapping[str, Queue]
     children: Mapping[str, tuple[str, ...]]
+    bottom_up: tuple[str, ...] = ()
+    """The queues, each after all that hang under it."""
+    _promises: dict[str, tuple[dict[str, float], dict[str, float]]] = field(
+        default_factory=dict, compare=False, repr=False)
+
+    def promises(self, key: str) -> tuple[dict[str, float], dict[str, float]]:
+        """`subtree` and `local` of every queue and the pool, from the declaration alone."""
+        known = self._promises.get(key)
+        if known is None:
+            known = self._promises[key] = _promises(self, key)
+        return known
+
+    def path(self, name: str) -> list[str]:
+        """The queue, and those that it hangs under, without the pool."""
+        found = []
+        while name in self.queues:
+            found.append(name)
+            name = self.queues[name].parent
+        return found
 
     def quota(self, name: str, key: str) -> Quota:
         queue = self.queues.get(name)
@@ -57,7 +76,24 @@ def tree_of(config: Config, pool: Pool) -> QueueTree:
         children[parent] = below
         queues |= {queue.name: queue for queue in config.queues if queue.name in below}
         frontier += below
-    return QueueTree(pool, queues, children)
+    return QueueTree(pool, queues, children, _bottom_up(children, pool.name))
+
+
+def _bottom_up(children: Mapping[str, tuple[str, ...]], name: str) -> tuple[str, ...]:
+    return tuple(found for child in children.get(name, ()) for found in (*_bottom_up(children, child), child))
+
+
+def _promises(tree: QueueTree, key: str) -> tuple[dict[str, float], dict[str, float]]:
+    subtree: dict[str, float] = {}
+    local: dict[str, float] = {}
+    for name in (*tree.bottom_up, tree.pool.name):
+        quota = tree.quota(name, key)
+        total = 0.0
+        for child in tree.children.get(name, ()):
+            total += subtree[child] - local[child]
+        subtree[name] = total + quota.nominal
+        local[name] = 0.0 if quota.lending_limit is None else max(0.0, subtree[name] - quota.lending_limit)
+    return subtree, local
 
 
 @dataclass(slots=True)
@@ -74,18 +110,22 @@ class Books:
     local: dict[str, float]
     usage: dict[str, float]
 
+    def copied(self) -> "Books":
+        """One that can be changed without changing this one."""
+        return Books(self.tree, self.key, dict(self.own), dict(self.subtree), self.local, dict(self.usage))
+
     def use(self, name: str, amount: float) -> None:
         """Adds to a queue's own usage and to what its parents see of it; a negative amount takes away."""
         self.own[name] = self.own.get(name, 0.0) + amount
+        usage, queues = self.usage, self.tree.queues
         while True:
-            before = self.usage.get(name, 0.0)
-            after = before + amount
-            self.usage[name] = after
-            queue = self.tree.queues.get(name)
+            before = usage.get(name, 0.0)
+            after = usage[name] = before + amount
+            queue = queues.get(name)
             if queue is None:
                 return
             local = self.local.get(name, 0.0)
-            amount = max(0.0, after - local) - max(0.0, before - local)
+            amount = (after - local if after > local else 0.0) - (before - local if before > local else 0.0)
             name = queue.parent
 
     def available(self, name: str) -> float:
@@ -123,24 +163,15 @@ class Books:
 
 def books(tree: QueueTree, key: str, own: Mapping[str, float], capacity: float) -> Books:
     """The books of one key, from the runs' usage by queue and what the pool has in all."""
-    subtree: dict[str, float] = {}
-    local: dict[str, float] = {}
-    usage: dict[str, float] = {}
-
-    def visit(name: str) -> None:
-        total, used = 0.0, own.get(name, 0.0)
-        for child in tree.children.get(name, ()):
-            visit(child)
-            total += subtree[child] - local[child]
-            used += max(0.0, usage[child] - local[child])
-        quota = tree.quota(name, key)
-        subtree[name] = total + quota.nominal
-        local[name] = 0.0 if quota.lending_limit is None else max(0.0, subtree[name] - quota.lending_limit)
-        usage[name] = used
-
-    visit(tree.pool.name)
-    promised = sum(subtree[child] for child in tree.children.get(tree.pool.name, ()))
-    subtree[tree.pool.name] += max(0.0, capacity - promised)
+    promised, local = tree.promises(key)
+    root = tree.pool.name
+    usage = {name: own.get(name, 0.0) for name in (*tree.bottom_up, root)}
+    for name in tree.bottom_up:
+        visible = usage[name] - local[name]
+        if visible > 0.0:
+            usage[tree.queues[name].parent] += visible
+    kept = sum(promised[child] for child in tree.children.get(root, ()))
+    subtree = {**promised, root: promised[root] + max(0.0, capacity - kept)}
     return Books(tree, key, dict(own), subtree, local, usage)
 
 

@@ -20,7 +20,7 @@ from allocator.loan.states import Facts, LoanState, Step, next_state
 from allocator.model.jobs import Run, RunPhase
 from allocator.model.pools import pool_of_queue
 from allocator.model.world import Claim, World
-from allocator.picture import wanted_pools
+from allocator.picture import picture_of, wanted_pools
 from allocator.queueing.bench import why
 from allocator.reasons import Reason
 
@@ -116,14 +116,14 @@ def _for_recall(world: World, run: Run, loans: list[Loan], now_s: float) -> Iter
 def claims(world: World, now_s: float) -> Iterator[Event]:
     """Claims that cannot come true any more, or not in time."""
     for claim in world.claims.values():
-        reason = _broken(world, claim) or (Reason.CLAIM_EXPIRED if now_s >= claim.until_s else None)
+        reason = _broken(world, claim, now_s) or (Reason.CLAIM_EXPIRED if now_s >= claim.until_s else None)
         if reason is not None:
             yield ClaimDropped(at_s=now_s, job=claim.job, why=why(world, reason))
 
 
-def _broken(world: World, claim: Claim) -> Reason | None:
+def _broken(world: World, claim: Claim, now_s: float) -> Reason | None:
     pool = pool_of_queue(world.config, world.jobs[claim.job].job.queue)
-    if pool is None or pool.name != claim.pool:
+    if pool is None or pool.name != claim.pool or pool.name not in picture_of(world, now_s).open_pools:
         return Reason.CLAIM_BROKEN
     for name in claim.loans:
         loan = world.loans.get(name)

@@ -22,7 +22,7 @@ from allocator.events import (
 from allocator.loan.loan import stepped
 from allocator.loan.states import LoanState, Step
 from allocator.model.declared import check_config, node_faults
-from allocator.model.inventory import BackendState, Condition, Node, devices_of, node_name
+from allocator.model.inventory import BackendState, Condition, Node, Supply, devices_of, node_name
 from allocator.model.jobs import RunPhase
 from allocator.model.pools import BadConfig, wanted_pool
 from allocator.model.world import World
@@ -208,7 +208,8 @@ def supply_reported(world: World, event: SupplyReported) -> World | str:
     known = world.supplies.get(key)
     held = known.held_since_s[:supply.lendable] if known else ()
     held += (event.at_s,) * (supply.lendable - len(held))
-    return world.evolved(supplies={**world.supplies, key: replace(supply, at_s=event.at_s, held_since_s=held)})
+    taken = Supply(supply.pool, supply.card, supply.lendable, supply.spare, event.at_s, held)
+    return world.evolved(supplies={**world.supplies, key: taken})
 
 
 def pool_ending(world: World, event: PoolEnding) -> World | str:

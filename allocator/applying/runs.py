@@ -30,10 +30,7 @@ def without_job(world: World, name: str) -> World:
 
 def _with_run(world: World, run: Run) -> World:
     """The same devices in the same hands, so nothing that follows from who holds what has to be worked out again."""
-    after = world.evolved(runs={**world.runs, run.id: run})
-    if "holders" in world.memo:
-        after.memo["holders"] = world.memo["holders"]
-    return after
+    return world.with_runs_as_held({**world.runs, run.id: run})
 
 
 def _live(world: World, name: str, epoch: int) -> Run | str:

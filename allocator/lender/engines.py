@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from allocator.execution.values import Report
+from allocator.service.config import Declared
 
 
 class EngineKeeper(Protocol):
@@ -16,7 +17,13 @@ class EngineKeeper(Protocol):
         """End its engine, and keep it from coming back by itself."""
 
     async def start(self, backend: str) -> None:
-        """Start its engine again."""
+        """Start its engine where it does not run, and keep it running."""
 
     async def is_gone(self, backend: str) -> bool:
         """Whether its engine has ended, by evidence: its devices are idle."""
+
+    def owns_run(self, run_id: str) -> bool:
+        """Whether a run on the execution engine is one of its engines."""
+
+    def redeclare(self, declared: Declared) -> None:
+        """Takes over an edited file."""

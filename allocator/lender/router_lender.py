@@ -22,7 +22,7 @@ from allocator.lender.figures import Steady, figures
 from allocator.lender.publication import BadPublication, Publication, Published, read, read_backend
 from allocator.model.inventory import Backend, BackendState, Supply
 from allocator.service.config import Declared
-from allocator.service.lender import Seen
+from allocator.service.lender import LenderUnreachable, Seen
 
 log = logging.getLogger("headrace.allocator.router")
 
@@ -31,7 +31,7 @@ HOLD_S = 5.0
 TIMEOUT_S = 5.0
 
 
-class RouterUnreachable(Exception):
+class RouterUnreachable(LenderUnreachable):
     """The router does not answer, or not as a router does; the text says what came."""
 
 
@@ -86,17 +86,21 @@ class RouterLender:
         self._is_wanted: dict[str, bool] = {}
         self._epochs: dict[str, int] = {}
         self._steady: dict[tuple[str, str], Steady] = {}
-        self._told: dict[tuple[str, str], Supply] = {}
+        self._told = {(supply.pool, supply.card): supply for supply in declared.supplies}
         self._complaint = ""
+        self._unknown: set[str] = set()
 
     def redeclare(self, declared: Declared) -> None:
-        """Takes over an edited file."""
+        """Takes over an edited file. Supplies that it states anew replace what was told."""
+        before = {(supply.pool, supply.card): supply for supply in self._declared.supplies}
+        for supply in declared.supplies:
+            if before.get((supply.pool, supply.card)) != supply:
+                self.tell(supply)
         self._declared = declared
+        self._engines.redeclare(declared)
 
     def tell(self, supply: Supply) -> None:
-        """An operator's own figures, which stand until the allocator restarts: they may lend less than the router can,
-        never more.
-        """
+        """A person's own figures, from the file or the API: they may lend less than the router can, never more."""
         self._told[supply.pool, supply.card] = supply
 
     def restore(self, states: Mapping[str, BackendState]) -> None:
@@ -105,8 +109,12 @@ class RouterLender:
                            for name, state in states.items()}
 
     def owns_run(self, run_id: str) -> bool:
-        """See the protocol: engines are the keeper's, and none of its runs are ours to tell."""
-        return False
+        """See the protocol."""
+        return self._engines.owns_run(run_id)
+
+    async def aclose(self) -> None:
+        """See the protocol."""
+        await self._router.aclose()
 
     async def drain(self, backend: str, epoch: int) -> None:
         """See the protocol. Raises RouterUnreachable."""
@@ -131,6 +139,7 @@ class RouterLender:
             self._complain(str(problem))
             return None
         self._complain("")
+        self._note_unknown(published)
         return Seen(tuple(backends), self._supplies(published))
 
     def _want(self, backend: str, is_wanted: bool, epoch: int) -> None:
@@ -144,11 +153,13 @@ class RouterLender:
         epoch = self._epochs[name] = max(found.epoch, self._epochs.get(name, 0))
         is_wanted = self._is_wanted.get(name)
         if is_wanted is None:
-            pass        # nobody here has said anything about it yet
+            # Nobody here has said anything about it yet: the router's word stands.
+            if found.stage in ("serving", "returning"):
+                await self._engines.start(name)
         elif is_wanted:
             if found.stage in ("draining", "released"):
                 found = await self._router.order(name, "return", epoch) or found
-                await self._engines.start(name)
+            await self._engines.start(name)
         elif found.stage in ("serving", "returning"):
             found = await self._router.order(name, "release", epoch) or found
         elif found.stage == "released":
@@ -178,6 +189,13 @@ class RouterLender:
                 lendable, spare = min(lendable, told.lendable), min(spare, told.spare)
             supplies.append(Supply(pool, card, lendable, spare))
         return tuple(supplies)
+
+    def _note_unknown(self, published: Publication) -> None:
+        unknown = {one.name for one in self._declared.backends if published.of(one.name) is None}
+        if unknown - self._unknown:
+            log.warning("the router at %s knows no backend %s; names must be those of its fleet file", self._router.url,
+                        ", ".join(sorted(unknown)))
+        self._unknown = unknown
 
     def _complain(self, problem: str) -> None:
         if problem and problem != self._complaint:

@@ -77,8 +77,9 @@ class Rules:
     """The planner runs at least this often; deadlines are kept to within it."""
     grace_s: float = 60.0
     """Notice that a stopped job gets. A recall without a deadline of its own ends this long after."""
-    kill_margin_s: float = 5.0
-    """A job that still stands this long before its deadline is killed."""
+    kill_margin_s: float = 10.0
+    """A job that still stands this long before its deadline is killed: what a tick, tearing a process down and the
+    proof that its devices are idle take together, so that the deadline holds."""
     promised_min_s: float = 1800.0
     """How long a loan is meant to last: what the lender's forecast must cover."""
     offer_ttl_s: float = 300.0
@@ -96,8 +97,10 @@ class Rules:
     """Assumed for a job that gives no estimate, on the fastest of its cards."""
     min_run_s: float = 600.0
     """A run younger than this is not reclaimed for another queue's guarantee."""
-    max_recalls: int = 3
-    """A job recalled this often from loans waits for devices that cannot be recalled."""
+    max_recalls: int = 20
+    """A job recalled this often from loans waits for devices that cannot be recalled (F17). Each recall costs it a
+    restart, and loans that are not worth that are refused by `min_loan_worth`. A job of days stands on many loans in
+    turn; soon cut off, it would wait for good where all spare devices are lent ones."""
     min_loan_worth: float = 0.5
     """Least share of a loan's promised time that must be work and not restart (Sia's restart factor)."""
     patience: float = 1.25
@@ -122,10 +125,16 @@ class Config:
     """`from>to` → bandwidth between two sites."""
 
     def pool(self, name: str | None) -> Pool | None:
-        return next((pool for pool in self.pools if pool.name == name), None)
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        return None
 
     def queue(self, name: str) -> Queue | None:
-        return next((queue for queue in self.queues if queue.name == name), None)
+        for queue in self.queues:
+            if queue.name == name:
+                return queue
+        return None
 
 
 class BadConfig(ValueError):

@@ -6,6 +6,7 @@ drift. What is worked out is remembered in `memo`, which dies with the value it 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from allocator.loan.loan import Loan
@@ -106,23 +107,45 @@ class World:
         """A changed copy. What was worked out stays remembered where nothing that it depends on has changed."""
         memo = {key: value for key, value in self.memo.items()
                 if key in _DEPENDS_ON and _DEPENDS_ON[key].isdisjoint(changes)}
-        # `dataclasses.replace` in effect, at a third of its price: this runs for each event.
+        # `dataclasses.replace` in effect, at a fraction of its price: this runs for each event.
         after = object.__new__(World)
-        for name in _FIELDS:
-            object.__setattr__(after, name, changes[name] if name in changes else getattr(self, name))
+        for write, value in zip(_WRITERS, _READ(self), strict=True):
+            write(after, value)
+        for name, value in changes.items():
+            object.__setattr__(after, name, value)
         object.__setattr__(after, "memo", memo)
+        return after
+
+    def with_runs_as_held(self, runs: Mapping[str, Run]) -> "World":
+        """A copy in which runs are otherwise than before, but hold the same devices: what follows from who holds what
+        need not be worked out again."""
+        after = self.evolved(runs=runs)
+        for key in _FOLLOWS_FROM_HOLDING & self.memo.keys():
+            after.memo[key] = self.memo[key]
         return after
 
 
 _FIELDS = tuple(each.name for each in fields(World) if each.name != "memo")
+_READ = attrgetter(*_FIELDS)
+_WRITERS = tuple(World.__dict__[name].__set__ for name in _FIELDS)
 _DEPENDS_ON = {
     "holders": frozenset({"runs"}),
     "loaned": frozenset({"loans"}),
     "claimed": frozenset({"claims"}),
+    "out": frozenset({"loans"}),
     "trees": frozenset({"config"}),
+    "roots": frozenset({"config"}),
     "wanted": frozenset({"config", "nodes", "wall_offset_s"}),
+    "picture": frozenset({"config", "nodes", "conditions", "runs", "loans", "claims", "wall_offset_s"}),
+    "ledgers": frozenset({"config", "nodes", "conditions", "runs", "loans", "tables", "active"}),
+    "gates": frozenset({"config", "nodes", "conditions", "loans", "backends", "tables", "active"}),
+    "lendable": frozenset({"backends", "loans"}),
+    "memory": frozenset({"nodes"}),
+    "speeds": frozenset({"tables", "active"}),
 }
 """What is remembered → the fields that it follows from. All else is forgotten with any change."""
+_FOLLOWS_FROM_HOLDING = frozenset({"holders", "picture", "ledgers"})
+"""What follows from `runs` only by which devices they hold."""
 
 
 def new_world(config: Config, coefficients: Coefficients) -> World:

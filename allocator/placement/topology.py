@@ -102,21 +102,6 @@ def _over_nodes(free: Free, names: list[str], devices: int) -> tuple[str, ...]:
     return (*taken, *free[last][:needed])
 
 
-def spread_of(nodes: Mapping[str, Node], devices: Iterable[str]) -> Level:
-    """The level on which these devices have one domain."""
-    by_node: dict[str, list[str]] = {}
-    for device in devices:
-        by_node.setdefault(device.rpartition(":")[0], []).append(device)
-    if len(by_node) <= 1:
-        name = next(iter(by_node), None)
-        return Level.NODE if name is not None and len(_islands(nodes[name], by_node[name])) > 1 else Level.ISLAND
-    found = [nodes[name] for name in by_node]
-    for level in (Level.LEAF, Level.POD):
-        if len({_domain(node, level) for node in found}) == 1:
-            return level
-    return Level.SITE
-
-
 def joined(first: Free, second: Mapping[str, tuple[str, ...]] | Free) -> Free:
     """Both, node by node."""
     if not second:
@@ -152,4 +137,5 @@ def grouped(devices: Iterable[str]) -> Free:
 
 
 def _ordered(devices: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(devices, key=lambda device: int(device.rpartition(":")[2])))
+    found = tuple(devices)
+    return found if len(found) < 2 else tuple(sorted(found, key=lambda device: int(device.rpartition(":")[2])))

@@ -7,6 +7,8 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
 
 from allocator.estimate import expected_end_s
 from allocator.model.inventory import Node
@@ -29,13 +31,12 @@ class Reservation:
     devices: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why a job waits. `facts` are the figures of the sentence."""
 
     job: str
     code: Pending
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Bench:
     picture: Picture
     ledger: Ledger
     free: dict[str, Free]
+    """Card → free devices of the pool's own; `lent`: those of loans. What is taken makes a new one."""
     lent: dict[str, Free]
     ends: dict[str, list[tuple[float, tuple[str, ...]]]]
     """Card → (expected end, devices) of what runs, soonest first."""
@@ -94,40 +96,48 @@ def why(world: World, reason: Reason, detail: str = "") -> Why:
     return Why(reason, world.config.version, world.labels, world.active, detail)
 
 
-def bench_of(world: World, pool: Pool, now_s: float) -> Bench:
-    """The bench of a pool at the start of a pass.
+def ledger_at(world: World, pool: Pool, now_s: float) -> Ledger:
+    """The books of a pool as a pass finds them.
 
     Runs that leave for a claim no longer count against their queue, and the claim counts against its own: so a second
     pass finds the shares that the first one left.
     """
+    ledger = ledger_of(world, pool, now_s)
+    for run in world.runs.values():
+        if run.stop_reason in _FOR_A_CLAIM and run.pool == pool.name:
+            ledger.use(run.queue, run.card, run.family, -len(run.devices), world.tables.get(run.coefficients))
+    for claim in world.claims.values():
+        if claim.pool == pool.name:
+            job = world.jobs[claim.job].job
+            ledger.use(job.queue, claim.card, job.family, len(claim.devices))
+    return ledger
+
+
+_FOR_A_CLAIM = frozenset({Reason.RECLAIMED, Reason.PRIORITY})
+
+
+def bench_of(world: World, pool: Pool, now_s: float) -> Bench:
+    """The bench of a pool at the start of a pass."""
     picture = picture_of(world, now_s)
-    ledger = ledger_of(picture, pool)
     ends: dict[str, list[tuple[float, tuple[str, ...]]]] = {}
-    claimed = world.claimed
+    claimed, conditions, loaned = world.claimed, world.conditions, world.loaned
     for run in world.runs.values():
         if run.pool != pool.name:
             continue
-        if run.stop_reason in (Reason.RECLAIMED, Reason.PRIORITY):
-            ledger.use(run.queue, run.card, run.family, -len(run.devices), world.tables.get(run.coefficients))
         devices = run.devices
-        if claimed or world.conditions:
-            devices = tuple(device for device in devices
-                            if device not in claimed and device not in world.conditions)
-        if world.loans:
+        if claimed or conditions:
+            devices = tuple(device for device in devices if device not in claimed and device not in conditions)
+        if loaned and not loaned.keys().isdisjoint(devices):
             devices = tuple(device for device in devices if _stays(world, device, now_s))
         if devices:
             ends.setdefault(run.card, []).append((expected_end_s(run, now_s), devices))
     for found in ends.values():
         found.sort()
-    for claim in world.claims.values():
-        if claim.pool == pool.name:
-            job = world.jobs[claim.job].job
-            ledger.use(job.queue, claim.card, job.family, len(claim.devices))
     cards = picture.cards(pool.name)
     return Bench(
-        world=world, now_s=now_s, pool=pool, picture=picture, ledger=ledger,
-        free={card: dict(picture.free.get((pool.name, card), {})) for card in cards},
-        lent={card: dict(picture.lent_free.get((pool.name, card), {})) for card in cards},
+        world=world, now_s=now_s, pool=pool, picture=picture, ledger=ledger_at(world, pool, now_s),
+        free={card: picture.free.get((pool.name, card), {}) for card in cards},
+        lent={card: picture.lent_free.get((pool.name, card), {}) for card in cards},
         ends=ends, devices={card: picture.capacity(pool.name, card) for card in cards}, epoch=world.epoch)
 
 

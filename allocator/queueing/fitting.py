@@ -5,7 +5,7 @@ may stand on lent ones where it can checkpoint or will be done within the promis
 and where it was not recalled too often already. Devices of a reservation may be used by what will be gone by then.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from math import inf
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ class Start(NamedTuple):
 
 def start_now(bench: Bench, state: JobState, card: str) -> Start | None:
     """The best start on this card now, or `None`. Quota is respected, windows are, and so are reservations."""
+    if not bench.free.get(card) and not bench.lent.get(card):
+        return None
     job = state.job
     own = memory_fits(bench.nodes, bench.free.get(card, {}), job.memory_gb)
     lent = memory_fits(bench.nodes, bench.lent.get(card, {}), job.memory_gb)
@@ -39,14 +41,37 @@ def start_now(bench: Bench, state: JobState, card: str) -> Start | None:
         if length_s == inf or not fits_in_time(bench, state, length_s):
             continue
         for free in _choices(bench, state, card, size, length_s, own, lent):
-            devices = place_near_data(bench, state, free, size)
-            if devices is not None:
-                site = bench.nodes[node_name(devices[0])].site
-                spread = len({node_name(device) for device in devices}) > 1
-                ends_s = bench.now_s + duration_s(bench.world, state, card, size, spread_out=spread, site=site)
-                if ends_s < inf:
-                    return Start(card, devices, ends_s)
+            start = _placed(bench, state, card, size, free)
+            if start is not None:
+                return start
     return None
+
+
+def _placed(bench: Bench, state: JobState, card: str, size: int, free: Free) -> Start | None:
+    """The start on these devices. Spread out, or far from its data, it takes longer than was thought: then it is
+    placed again on those that are not reserved meanwhile, and not at all where that is not enough.
+    """
+    for _ in range(2):
+        devices = place_near_data(bench, state, free, size)
+        if devices is None:
+            return None
+        site = bench.nodes[node_name(devices[0])].site
+        spread = len({node_name(device) for device in devices}) > 1
+        length_s = duration_s(bench.world, state, card, size, spread_out=spread, site=site)
+        if length_s == inf:
+            return None
+        reserved = reserved_for_others(bench, state, card, length_s)
+        if reserved.isdisjoint(devices):
+            return Start(card, devices, bench.now_s + length_s)
+        free = without(free, reserved)
+    return None
+
+
+def reserved_for_others(bench: Bench, state: JobState, card: str, length_s: float) -> Set[str]:
+    """Devices on which another gang has a reservation that begins within that time."""
+    return {device for reservation in bench.reservations.get(card, ())
+            if reservation.job != state.job.id and reservation.at_s < bench.now_s + length_s
+            and bench.now_s < reservation.until_s for device in reservation.devices}
 
 
 def _sizes(least: int, most: int, own: Free) -> Iterator[int]:
@@ -69,10 +94,9 @@ def fits_in_time(bench: Bench, state: JobState, length_s: float) -> bool:
 
 def _choices(bench: Bench, state: JobState, card: str, size: int, length_s: float, own: Free,
              lent: Free) -> Iterator[Free]:
-    reserved = [device for reservation in bench.reservations.get(card, ())
-                if reservation.at_s < bench.now_s + length_s and bench.now_s < reservation.until_s
-                for device in reservation.devices]
-    own = keep_whole(bench, without(own, reserved), size)
+    reserved = reserved_for_others(bench, state, card, length_s)
+    # In this order: a wholly free node of which a part is reserved is kept whole all the same.
+    own = without(keep_whole(bench, own, size), reserved)
     if sum(map(len, own.values())) >= size:
         yield own
     if lent and may_borrow(bench, state, length_s):

@@ -1,6 +1,6 @@
 """What keeps a job from a pool or a card before devices come into it: the causes that waiting alone does not cure."""
 
-from allocator.model.jobs import JobState
+from allocator.model.jobs import Job, JobState
 from allocator.model.pools import Pool, PoolKind, pool_of_queue
 from allocator.model.world import World
 from allocator.queueing.bench import Bench, Verdict
@@ -10,6 +10,14 @@ from allocator.reasons import Pending
 def gate_of_pool(world: World, state: JobState) -> Pool | Verdict:
     """The pool that the job waits for, or why there is none."""
     job = state.job
+    roots: dict[str, Pool | Verdict] = world.memo.setdefault("roots", {})
+    found = roots.get(job.queue)
+    if found is None:
+        found = roots[job.queue] = _root(world, job)
+    return Verdict(job.id, found.code, found.facts) if isinstance(found, Verdict) else found
+
+
+def _root(world: World, job: Job) -> Pool | Verdict:
     if world.config.queue(job.queue) is None:
         return Verdict(job.id, Pending.QUEUE_UNKNOWN, {"queue": job.queue})
     pool = pool_of_queue(world.config, job.queue)
@@ -25,7 +33,7 @@ def cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]
     alike get one answer a world.
     """
     job = state.job
-    alike = ("cards", job.queue, job.cards, job.family, job.gang_min, job.memory_gb)
+    alike = (tuple(bench.ledger.books), job.queue, job.cards, job.family, job.gang_min, job.memory_gb)
     memo: dict[object, tuple[list[str], Verdict | None]] = bench.world.memo.setdefault("gates", {})
     known = memo.get(alike)
     if known is None:
@@ -69,18 +77,20 @@ def _lendable_devices(bench: Bench, card: str) -> int:
     """Devices of the card that inference pools could lend at most: what a job may hope for."""
     if bench.pool.kind is not PoolKind.TRAINING:
         return 0
-    known: int | None = bench.picture.world.memo.get(f"lendable {card}")
+    world = bench.world
+    known: dict[str, int] | None = world.memo.get("lendable")
     if known is None:
-        world = bench.world
-        known = sum(len(backend.devices) for backend in world.backends.values()
-                    if backend.card == card and backend.name not in world.loans)
-        world.memo[f"lendable {card}"] = known
-    return known
+        known = world.memo["lendable"] = {}
+        for backend in world.backends.values():
+            if backend.name not in world.loans:
+                known[backend.card] = known.get(backend.card, 0) + len(backend.devices)
+    return known.get(card, 0)
 
 
 def _memory(bench: Bench, card: str, memory_gb: float) -> bool:
-    known: float | None = bench.world.memo.get(f"memory {card}")
+    known: dict[str, float] | None = bench.world.memo.get("memory")
     if known is None:
-        known = max((node.memory_gb for node in bench.nodes.values() if node.card == card), default=0.0)
-        bench.world.memo[f"memory {card}"] = known
-    return known >= memory_gb
+        known = bench.world.memo["memory"] = {}
+        for node in bench.nodes.values():
+            known[node.card] = max(known.get(node.card, 0.0), node.memory_gb)
+    return known.get(card, 0.0) >= memory_gb

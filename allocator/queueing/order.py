@@ -26,14 +26,30 @@ def in_order(ledger: Ledger, waiting: Iterable[JobState]) -> Iterator[JobState]:
         by_queue.setdefault(state.job.queue, []).append(state)
     heads = {queue: iter(in_queue_order(states)) for queue, states in by_queue.items()}
     current = {queue: next(head) for queue, head in heads.items()}
+    ranks: dict[str, Rank] = {}
+    ranked_at = ledger.changes
     while current:
-        queue = min(current, key=lambda name: _rank(ledger, current[name])) if len(current) > 1 else next(iter(current))
+        if ledger.changes != ranked_at:
+            ranks.clear()
+            ranked_at = ledger.changes
+        queue = _first(ledger, current, ranks)
         yield current[queue]
+        ranks.pop(queue, None)
         after = next(heads[queue], None)
         if after is None:
             del current[queue]
         else:
             current[queue] = after
+
+
+def _first(ledger: Ledger, current: dict[str, JobState], ranks: dict[str, Rank]) -> str:
+    """The queue whose head is next; `ranks` are those known from before."""
+    if len(current) == 1:
+        return next(iter(current))
+    for queue, state in current.items():
+        if queue not in ranks:
+            ranks[queue] = _rank(ledger, state)
+    return min(current, key=ranks.__getitem__)
 
 
 def _rank(ledger: Ledger, state: JobState) -> Rank:

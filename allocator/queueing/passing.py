@@ -21,6 +21,7 @@ from allocator.model.inventory import node_name
 from allocator.model.jobs import JobState, Kind, Run
 from allocator.model.pools import Pool, PoolKind
 from allocator.model.world import World
+from allocator.picture import picture_of
 from allocator.queueing.bench import Bench, Reservation, Verdict, bench_of, memory_fits
 from allocator.queueing.fitting import Start, finish_if_waiting_s, only_backfills, start_now
 from allocator.queueing.gates import cards_for, gate_of_pool
@@ -56,17 +57,17 @@ def pass_over(world: World, now_s: float, kinds: frozenset[Kind], make_room: tup
     verdicts: dict[str, Verdict] = {}
     reservations: list[Reservation] = []
     epoch = world.epoch
+    open_pools = picture_of(world, now_s).open_pools
     for pool, waiting in _by_pool(world, kinds, verdicts):
+        if pool.name not in open_pools:
+            verdicts |= {state.job.id: Verdict(state.job.id, Pending.POOL_CLOSED, {"pool": pool.name})
+                         for state in waiting}
+            continue
         bench = bench_of(world, pool, now_s)
         bench.epoch = epoch
         events += _ready_claims(bench, kinds)
-        blocked: list[Waiting] = []
-        if pool.name in bench.picture.open_pools:
-            started, blocked = _start_in_order(bench, waiting)
-            events += started
-        else:
-            for state in waiting:
-                bench.wait(state, Pending.POOL_CLOSED, pool=pool.name)
+        started, blocked = _start_in_order(bench, waiting)
+        events += started
         for way in make_room:
             made = way(bench, blocked)
             claimed = {event.claim.job for event in made if isinstance(event, ClaimMade)}
@@ -153,8 +154,10 @@ def _choose(bench: Bench, state: JobState, cards: list[str]) -> Start | Waiting:
     best = min(starts, key=lambda start: start.ends_s, default=None)
     if best is not None and (len(cards) == 1 or only_backfills(state)):
         return best
+    if len(cards) == 1:
+        return _block(bench, state, tuple(cards))
     later = {card: finish_if_waiting_s(bench, state, card) for card in cards}
-    order = tuple(sorted(cards, key=lambda card: later[card]))
+    order = tuple(sorted(cards, key=later.__getitem__))
     if best is not None:
         soonest = order[0]
         waiting_s = later[soonest] - bench.now_s

@@ -12,12 +12,11 @@ guarantee afterwards and whoever lost would be borrowing again, so it cannot tak
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from allocator.estimate import duration_s, lost_unit_s
 from allocator.events import ClaimMade, Event, StopOrdered
-from allocator.model.inventory import Condition, node_name
-from allocator.model.jobs import JobState, Kind, Run
+from allocator.model.inventory import node_name
+from allocator.model.jobs import JobState, Kind, Level, Run
 from allocator.model.world import Claim
 from allocator.picture import Free, Ledger
 from allocator.placement.topology import grouped, joined, without
@@ -26,6 +25,9 @@ from allocator.queueing.fitting import keep_whole, may_borrow, only_backfills, p
 from allocator.queueing.passing import Waiting
 from allocator.reasons import Reason
 
+_Candidate = tuple[bool, int, float, str, Run]
+"""(not batch, priority, lost work, id, run): who goes first among the runs of one queue."""
+
 
 def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
     """Stops and claims for those of the blocked jobs that have a right to devices which others use."""
@@ -33,6 +35,7 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
     spoken_for: set[str] = set()
     in_vain: set[tuple[object, ...]] = set()
     costs: dict[str, float] = {}
+    stoppable: dict[str, list[Run]] = {}
     for waiting in blocked:
         if only_backfills(waiting.state):
             continue
@@ -42,7 +45,10 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
             alike = (card, job.queue, job.family, job.gang_min, job.priority, job.memory_gb, job.widest, job.data_site)
             if alike in in_vain:
                 continue
-            found = _take_back(bench, waiting.state, card, spoken_for, costs)
+            if card not in stoppable:
+                stoppable[card] = _stoppable(bench, card)
+            candidates = _candidates(bench, waiting.state, card, stoppable[card], spoken_for)
+            found = _take_back(bench, waiting.state, card, candidates, costs)
             if found is None:
                 in_vain.add(alike)
                 continue
@@ -53,10 +59,9 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
     return events
 
 
-def _take_back(bench: Bench, state: JobState, card: str, spoken_for: set[str],
+def _take_back(bench: Bench, state: JobState, card: str, candidates: list[Run],
                costs: dict[str, float]) -> tuple[list[Run], tuple[str, ...]] | None:
     job = state.job
-    candidates = _candidates(bench, state, card, spoken_for)
     if not candidates:
         return None
     free = _free(bench, state, card)
@@ -86,45 +91,79 @@ def _by_node(runs: list[Run], free: Free, devices: int) -> list[list[Run]]:
 def _attempt(bench: Bench, state: JobState, card: str, free: Free, candidates: list[Run],
              costs: dict[str, float]) -> tuple[list[Run], tuple[str, ...]] | None:
     job, world = state.job, bench.world
-    ledger = _copy(bench.ledger)
+    ledger = bench.ledger.copied()
     victims: list[Run] = []
     devices: tuple[str, ...] | None = None
+    tried, leaves = False, dict[str, list[str]]()
+    # What a gang before this one waits for is not to be had by stopping whoever is still there.
+    reserved = {device for other in bench.reservations.get(card, ()) if other.job != job.id for device in other.devices}
     for run in _victims(bench, ledger, job.queue, candidates, costs):
         victims.append(run)
+        left = leaves[run.id] = [device for device in _left_by(bench, state, run) if device not in reserved]
+        freed = grouped(left)
+        free = joined(free, freed)
         ledger.use(run.queue, run.card, run.family, -len(run.devices), world.tables.get(run.coefficients))
-        if ledger.admits(job.queue, card, job.family, job.gang_min):
-            devices = place_near_data(bench, state, _with(bench, state, free, victims), job.gang_min)
+        if not ledger.admits(job.queue, card, job.family, job.gang_min):
+            continue
+        # What could not be placed before can be only with what has just come free.
+        if not tried or job.widest > Level.NODE or any(len(free[name]) >= job.gang_min for name in freed):
+            devices = place_near_data(bench, state, free, job.gang_min)
             if devices is not None:
                 break
+            tried = True
     if devices is None:
         return None
+    return _filled_back(bench, state, card, free, ledger, victims, leaves, devices)
+
+
+def _filled_back(bench: Bench, state: JobState, card: str, free: Free, ledger: Ledger, victims: list[Run],
+                 leaves: dict[str, list[str]], devices: tuple[str, ...]) -> tuple[list[Run], tuple[str, ...]] | None:
+    """The victims without those that are not needed, the last chosen first, and the devices that the gang then gets.
+
+    The gang fits on `devices`: as long as these are there it fits (`place` is monotone), and nothing need be searched.
+    """
+    job, world = state.job, bench.world
+    needed = [victims[-1]]
+    let_off: list[str] = []
     for run in reversed(victims[:-1]):
-        fewer = [other for other in victims if other is not run]
         table = world.tables.get(run.coefficients)
         ledger.use(run.queue, run.card, run.family, len(run.devices), table)
-        without_it = place_near_data(bench, state, _with(bench, state, free, fewer), job.gang_min)
-        if without_it is not None and ledger.admits(job.queue, card, job.family, job.gang_min):
-            victims, devices = fewer, without_it
+        left = leaves[run.id]
+        fits: tuple[str, ...] | None = devices
+        if not ledger.admits(job.queue, card, job.family, job.gang_min):
+            fits = None
+        elif any(device in devices for device in left):
+            fits = place_near_data(bench, state, without(free, (*let_off, *left)), job.gang_min)
+        if fits is not None:
+            let_off += left
+            devices = fits
         else:
+            needed.append(run)
             ledger.use(run.queue, run.card, run.family, -len(run.devices), table)
-    return victims, devices
+    placed = place_near_data(bench, state, without(free, let_off), job.gang_min)
+    return (needed[::-1], placed) if placed is not None else None
 
 
-def _candidates(bench: Bench, state: JobState, card: str, spoken_for: set[str]) -> list[Run]:
+def _stoppable(bench: Bench, card: str) -> list[Run]:
+    """The runs on a card that may be stopped for somebody at all."""
+    youngest_s = bench.now_s - bench.world.config.rules.min_run_s
+    return [run for run in bench.world.runs.values()
+            if run.card == card and run.pool == bench.pool.name and not run.stopping and not run.leaving
+            and run.started_s <= youngest_s and run.started_s < bench.now_s]
+
+
+def _candidates(bench: Bench, state: JobState, card: str, runs: list[Run], spoken_for: set[str]) -> list[Run]:
+    """Those of these runs that may be stopped for this job."""
     job, world, ledger = state.job, bench.world, bench.ledger
     guaranteed = not ledger.borrows(job.queue, card, job.family, job.gang_min)
-    youngest_s = bench.now_s - world.config.rules.min_run_s
-    return [run for run in world.runs.values()
-            if run.card == card and run.pool == bench.pool.name and not run.stopping and not run.leaving
-            and run.id not in spoken_for and run.started_s <= youngest_s and run.started_s < bench.now_s
-            and (world.jobs[run.job].job.priority < job.priority if run.queue == job.queue
-                 else guaranteed)]
+    return [run for run in runs if run.id not in spoken_for
+            and (world.jobs[run.job].job.priority < job.priority if run.queue == job.queue else guaranteed)]
 
 
 def _victims(bench: Bench, ledger: Ledger, own_queue: str, candidates: list[Run],
              costs: dict[str, float]) -> Iterator[Run]:
     """The candidates, next one first, as the ledger stands after those before; the caller takes each off it."""
-    by_queue: dict[str, list[tuple[bool, int, float, str, Run]]] = {}
+    by_queue: dict[str, list[_Candidate]] = {}
     for run in candidates:
         if run.id not in costs:
             costs[run.id] = lost_unit_s(bench.world, run, bench.now_s)
@@ -132,35 +171,48 @@ def _victims(bench: Bench, ledger: Ledger, own_queue: str, candidates: list[Run]
         by_queue.setdefault(run.queue, []).append((run.kind is not Kind.BATCH, priority, costs[run.id], run.id, run))
     for found in by_queue.values():
         found.sort(key=lambda item: item[:4])
+    ranks: dict[str, _VictimRank] = {}
+    changed = set(by_queue)
     while by_queue:
-        best: tuple[bool, bool, float, int, float, str, Run] | None = None
-        for queue, found in list(by_queue.items()):
+        for queue in changed & by_queue.keys():
+            found = by_queue[queue]
             card, family = found[0][4].card, found[0][4].family
-            if not found or (queue != own_queue and not ledger.borrows(queue, card, family, 0)):
+            if queue == own_queue or ledger.borrows(queue, card, family, 0):
+                ranks[queue] = _victim_rank(ledger, queue, found)
+            else:
                 del by_queue[queue]
-                continue
-            # A run that can go without taking its queue below the guarantee goes before one that cannot.
-            fits = next((item for item in found if _within_surplus(ledger, item[4])), None)
-            item = fits or found[0]
-            key = (item[0], fits is None, -ledger.share(queue), *item[1:])
-            if best is None or key[:6] < best[:6]:
-                best = key
-        if best is None:
+        if not by_queue:
             return
-        run = best[6]
-        by_queue[run.queue] = [item for item in by_queue[run.queue] if item[4] is not run]
-        if not by_queue[run.queue]:
-            del by_queue[run.queue]
+        queue = min(by_queue, key=ranks.__getitem__)
+        found = by_queue[queue]
+        run = found.pop(ranks[queue][-1])[4]
+        if not found:
+            del by_queue[queue]
         yield run
+        # The caller has taken it off its queue, and so off those above; nobody else's books have changed.
+        changed = set(ledger.tree.path(queue))
 
 
-def _within_surplus(ledger: Ledger, run: Run) -> bool:
-    return ledger.borrows(run.queue, run.card, run.family, 1 - len(run.devices))
+_VictimRank = tuple[bool, bool, float, int, float, str, int]
 
 
-def _copy(ledger: Ledger) -> Ledger:
-    books = {key: replace(book, own=dict(book.own), usage=dict(book.usage)) for key, book in ledger.books.items()}
-    return replace(ledger, books=books, units=dict(ledger.units))
+def _victim_rank(ledger: Ledger, queue: str, found: list[_Candidate]) -> _VictimRank:
+    """Whom the queue would give next, the last being its index: one that can go without taking its queue below the
+    guarantee before one that cannot."""
+    fits = _first_within_surplus(ledger, found)
+    item = found[fits or 0]
+    return (item[0], fits is None, -ledger.share(queue), *item[1:4], fits or 0)
+
+
+def _first_within_surplus(ledger: Ledger, found: list[_Candidate]) -> int | None:
+    known: dict[tuple[str, int], bool] = {}
+    for index, (*_, run) in enumerate(found):
+        size = (run.family, len(run.devices))
+        if size not in known:
+            known[size] = ledger.borrows(run.queue, run.card, run.family, 1 - len(run.devices))
+        if known[size]:
+            return index
+    return None
 
 
 def _free(bench: Bench, state: JobState, card: str) -> Free:
@@ -176,13 +228,13 @@ def _free(bench: Bench, state: JobState, card: str) -> Free:
                           for device in other.devices])
 
 
-def _with(bench: Bench, state: JobState, free: Free, victims: list[Run]) -> Free:
-    """The free devices and those that the victims leave; of these only healthy, own and unclaimed ones."""
-    world = bench.world
-    left = [device for run in victims for device in run.devices
-            if world.conditions.get(device, Condition.HEALTHY) is Condition.HEALTHY
-            and device not in world.loaned and device not in world.claimed]
-    return joined(free, memory_fits(bench.nodes, grouped(left), state.job.memory_gb))
+def _left_by(bench: Bench, state: JobState, victim: Run) -> list[str]:
+    """The devices that the job could have if this run went: only healthy, own and unclaimed ones, with the memory."""
+    world, nodes = bench.world, bench.nodes
+    conditions, loaned, claimed = world.conditions, world.loaned, world.claimed
+    return [device for device in victim.devices
+            if device not in conditions and device not in loaned and device not in claimed
+            and nodes[node_name(device)].memory_gb >= state.job.memory_gb]
 
 
 def _orders(bench: Bench, state: JobState, card: str, victims: list[Run], devices: tuple[str, ...]) -> list[Event]:

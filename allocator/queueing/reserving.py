@@ -27,6 +27,9 @@ def reserve(bench: Bench, state: JobState, card: str) -> Reservation | None:
         return None
     ends = bench.ends.get(card, [])
     now_free = _free_now(bench, state, card, length_s)
+    # Nodes that are whole now are kept for gangs as large as they are, and one may come and take them any time.
+    whole_now = frozenset(name for name, devices in now_free.items()
+                          if bench.pool.keep_whole_nodes and len(devices) == bench.nodes[name].devices > job.gang_min)
     times = sorted({bench.now_s, *(end_s for end_s, _ in ends),
                     *(earlier.until_s for earlier in bench.reservations.get(card, ()))})
 
@@ -36,7 +39,8 @@ def reserve(bench: Bench, state: JobState, card: str) -> Reservation | None:
         free = memory_fits(bench.nodes, joined(now_free, grouped(gone)), job.memory_gb)
         busy = [device for earlier in bench.reservations.get(card, ())
                 if earlier.at_s < time_s + length_s and time_s < earlier.until_s for device in earlier.devices]
-        devices = place_near_data(bench, state, keep_whole(bench, without(free, busy), job.gang_min), job.gang_min)
+        free = {name: found for name, found in free.items() if name not in whole_now} if whole_now else free
+        devices = place_near_data(bench, state, without(keep_whole(bench, free, job.gang_min), busy), job.gang_min)
         return frozenset(devices) if devices is not None else None
 
     if bench.reservations.get(card) or bench.pool.keep_whole_nodes:

@@ -18,7 +18,7 @@ from allocator.model.world import World
 from allocator.service.api import api
 from allocator.service.config import Declared
 from allocator.service.metrics import AllocatorMetrics
-from allocator.service.service import Load, Service, open_store
+from allocator.service.service import Load, MakeLender, Service, open_store
 
 log = logging.getLogger("headrace.allocator")
 
@@ -48,8 +48,9 @@ class _Listener(uvicorn.Server):
         yield
 
 
-async def serve(path: Path, declared: Declared, load: Load, ready: Callable[[Ready], None]) -> None:
-    """Serves until SIGTERM or SIGINT.
+async def serve(path: Path, declared: Declared, load: Load, make_lender: MakeLender,
+                ready: Callable[[Ready], None]) -> None:
+    """Serves until SIGTERM or SIGINT. `make_lender` makes the lender of each term in which this process leads.
 
     Raises:
         StartError: its address or token cannot be had.
@@ -60,7 +61,7 @@ async def serve(path: Path, declared: Declared, load: Load, ready: Callable[[Rea
     listening = _bind(declared)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    service = Service(declared, load, database, url)
+    service = Service(declared, load, database, url, make_lender=make_lender)
 
     def world() -> tuple[World, float] | None:
         keeper = service.keeper

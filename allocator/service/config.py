@@ -7,16 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic import Field, model_validator
 
 from allocator.execution.devices import VISIBILITY, Device
 from allocator.model.declared import check_config
 from allocator.model.inventory import Backend, Node, Supply
 from allocator.model.pools import BadConfig, Config
-from allocator.service.fields import Section, Text, wrong
 from allocator.service.sections import (
     BackendSection,
     CardSection,
@@ -26,22 +24,16 @@ from allocator.service.sections import (
     NodeSection,
     PoolSection,
     QueueSection,
+    RouterSection,
     RulesSection,
     StoreSection,
     SupplySection,
 )
 from allocator.units.load import load, shipped
 from allocator.units.table import Coefficients
-
-Loc = tuple[str | int, ...]
-
-
-class Finding(NamedTuple):
-    """Something that is wrong with one setting."""
-
-    loc: Loc
-    message: str
-    hint: str = ""
+from settings.fields import Section, Text
+from settings.problems import Finding, validation_error
+from settings.source import Loc
 
 
 class AllocatorConfig(Section):
@@ -71,6 +63,9 @@ class AllocatorConfig(Section):
         examples=[[{"name": "research", "parent": "training"}]])
     backends: Annotated[tuple[BackendSection, ...], Field(max_length=10_000)] = Field(
         default=(), strict=False, description="Inference replicas.", examples=[[{"name": "chat-0"}]])
+    router: RouterSection | None = Field(
+        default=None, description="The router that serves these backends; left out: `supplies` say what can be spared.",
+        examples=[{"url": "http://127.0.0.1:9090"}])
     supplies: Annotated[tuple[SupplySection, ...], Field(max_length=1_000)] = Field(
         default=(), strict=False, description="What inference pools can do without.", examples=[[{"lendable": 2}]])
     rules: RulesSection = Field(default=RulesSection(), description="Times and thresholds.", examples=[{"grace_s": 60}])
@@ -176,13 +171,6 @@ def _found(config: AllocatorConfig, fault: str) -> Finding:
     return Finding((), fault)
 
 
-def validation_error(findings: Iterable[Finding]) -> ValidationError:
-    """Findings as pydantic's own error, for a validator to raise."""
-    return ValidationError.from_exception_data("allocator", [
-        InitErrorDetails(type=wrong(finding.message, finding.hint), loc=finding.loc, input=None)
-        for finding in findings])
-
-
 def contradictions(config: AllocatorConfig) -> Iterator[Finding]:
     """All that makes the parts of a file unfit for each other, beside what the core's lint finds."""
     for section in ("nodes", "backends", "cards"):
@@ -193,6 +181,7 @@ def contradictions(config: AllocatorConfig) -> Iterator[Finding]:
     for index, supply in enumerate(config.supplies):
         if pools.get(supply.pool) != "inference":
             yield Finding(("supplies", index, "pool"), "names no inference pool of this file")
+    yield from _of_router(config)
     if config.listen.token_env is None and not _is_loopback(config.listen.host):
         yield Finding(("listen", "host"), "is not loopback, and no token is asked for: anybody could run programs here",
                       "name an environment variable with a token in listen.token_env")
@@ -200,6 +189,17 @@ def contradictions(config: AllocatorConfig) -> Iterator[Finding]:
         yield Finding(("store", "path"), "stands beside url_env: the journal is kept in one place", "keep one of them")
     if config.execution.kill_margin_s >= config.rules.grace_s:
         yield Finding(("execution", "kill_margin_s"), f"leaves nothing of rules.grace_s, {config.rules.grace_s:g}")
+
+
+def _of_router(config: AllocatorConfig) -> Iterator[Finding]:
+    if config.router is None:
+        return
+    if not config.backends:
+        yield Finding(("router",), "has no backends to lend", "list them under backends, by the fleet file's names")
+    for index, backend in enumerate(config.backends):
+        if backend.command is None:
+            yield Finding(("backends", index), "needs a command: the router lets a replica go and starts no engine",
+                          "give the command that starts its engine, which the allocator then keeps")
 
 
 def _doubles(section: str, names: list[str]) -> Iterator[Finding]:

@@ -16,19 +16,9 @@ from allocator.execution.devices import Device
 from allocator.execution.values import Acknowledgement, CheckpointContract, Launch, Member
 from allocator.model.inventory import node_name
 from allocator.model.jobs import Checkpoint, Job, Kind, Level, Run, Window
-from allocator.service.fields import (
-    Amount,
-    Name,
-    Seconds,
-    SecondsFromZero,
-    Section,
-    Text,
-    TimeOfDay,
-    VariableName,
-    Word,
-    wrong,
-)
+from allocator.service.fields import Amount, Seconds, SecondsFromZero, TimeOfDay, Word
 from allocator.service.sections import Argv
+from settings.fields import Name, Section, Text, VariableName, wrong
 
 _DAYS: tuple["Day", ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP")

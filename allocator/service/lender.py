@@ -46,3 +46,6 @@ class Lender(Protocol):
 
     def owns_run(self, run_id: str) -> bool:
         """Whether a run on the execution engine is a replica's engine and not a job."""
+
+    async def aclose(self) -> None:
+        """The term is over: lets connections go. What runs stays."""

@@ -12,10 +12,11 @@ from allocator.model.inventory import Condition, Supply
 from allocator.model.world import World
 from allocator.queueing.bench import why
 from allocator.reasons import Reason
-from allocator.service.fields import Count, Name, Seconds, Section, Text
+from allocator.service.fields import Count, Seconds
 from allocator.service.keeper import Keeper
 from allocator.service.lender import Lender
 from allocator.service.refusals import ApiError
+from settings.fields import Name, Section, Text
 
 
 class Recall(Section):

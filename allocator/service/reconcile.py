@@ -25,10 +25,11 @@ from allocator.execution.values import Report
 from allocator.model.inventory import Condition
 from allocator.model.world import World
 from allocator.plan import plan
+from allocator.proposals import Proposal, commit
 from allocator.service.acting import Acting, noted
 from allocator.service.keeper import Keeper, Note
 from allocator.service.lender import Lender, Seen
-from allocator.service.managed import PREFIX
+from allocator.service.replicas import PREFIX
 from allocator.service.reports import observed, strangers
 from allocator.store.leadership import renew
 
@@ -74,15 +75,28 @@ class Reconciler:
         """One time around."""
         await self._observe()
         await self.acting.look(self._in_quarantine())
-        now_s = self.keeper.clock.now_s()
-        await self.keeper.decide(lambda world: self._planned(world, now_s))
+        await self._plan()
         self.acting.begin()
 
-    def _planned(self, world: World, now_s: float) -> Iterable[Event]:
-        planned = plan(world, now_s)
-        for event, refusal in planned.refused:
-            log.error("the planner proposed %s, refused: %s", type(event).__name__, refusal)
-        return planned.events
+    async def _plan(self) -> None:
+        """Proposes beside the loop, which goes on answering; what news has overtaken is planned again at once."""
+        now_s = self.keeper.clock.now_s()
+        # A world of its own: what a planner remembers with it is not for two threads.
+        proposal = await asyncio.to_thread(proposed, self.keeper.world.evolved(), now_s)
+        if not proposal.events:
+            return
+        conflicts: list[tuple[Event, str]] = []
+
+        def committed(world: World) -> Iterable[Event]:
+            done = commit(world, proposal)
+            conflicts.extend(done.conflicts)
+            return done.taken
+
+        await self.keeper.decide(committed)
+        for event, reason in conflicts:
+            log.info("planned again: %s does not fit any more: %s", type(event).__name__, reason)
+        if conflicts:
+            self.keeper.changed.set()
 
     async def _observe(self) -> None:
         clock = self.keeper.clock
@@ -142,6 +156,14 @@ class Reconciler:
         self._quarantine_due_s = now_s + QUARANTINE_EVERY_S
         return [device for device, condition in self.keeper.world.conditions.items()
                 if condition is Condition.QUARANTINED]
+
+
+def proposed(world: World, now_s: float) -> Proposal:
+    """What is to be done next, by the world as it was when that was asked."""
+    planned = plan(world, now_s)
+    for event, refusal in planned.refused:
+        log.error("the planner proposed %s, refused: %s", type(event).__name__, refusal)
+    return Proposal("allocator", world.version, planned.events)
 
 
 def lender_events(world: World, seen: Seen, now_s: float) -> Iterator[Event]:

@@ -7,21 +7,8 @@ from pydantic import AfterValidator, Field
 
 from allocator.model.inventory import Backend, BackendState, Node, Supply, devices_of
 from allocator.model.pools import Currency, Pool, PoolKind, Queue, Quota, Rules
-from allocator.service.fields import (
-    Amount,
-    Count,
-    Host,
-    Labels,
-    Name,
-    Port,
-    Seconds,
-    SecondsFromZero,
-    Section,
-    Text,
-    VariableName,
-    Word,
-    wrong,
-)
+from allocator.service.fields import Amount, Count, Seconds, SecondsFromZero, Word
+from settings.fields import BaseUrl, Host, Labels, Name, Port, Section, Text, VariableName, wrong
 
 _RULES = Rules()
 Argv = Annotated[tuple[Word, ...], Field(min_length=1, max_length=1000, strict=False)]
@@ -214,8 +201,16 @@ class BackendSection(Section):
         return Backend(self.name, self.pool, card, self.devices, BackendState.SERVING, self.reload_s)
 
 
+class RouterSection(Section):
+    """The router that serves the backends of this file: it says which can be spared, and lets them go."""
+
+    url: BaseUrl = Field(description="Its admin listener.", examples=["http://127.0.0.1:9090"])
+    hold_s: SecondsFromZero = Field(
+        default=5.0, description="A surplus or a want that it does not publish for so long is none.", examples=[5.0])
+
+
 class SupplySection(Section):
-    """What an inference pool can do without, until somebody who knows better says so."""
+    """What an inference pool can do without, until somebody who knows better says so. With a router: at the most."""
 
     pool: Name = Field(description="An inference pool.", examples=["inference"])
     card: Name = Field(description="Card type.", examples=["v100"])
@@ -236,7 +231,8 @@ class RulesSection(Section):
         default=_RULES.grace_s, description="Notice that a stopped job gets, and that a loan promises.",
         examples=[60.0])
     kill_margin_s: SecondsFromZero = Field(
-        default=_RULES.kill_margin_s, description="A job that still stands this long before its deadline is killed.",
+        default=_RULES.kill_margin_s, description="A job that still stands this long before its deadline is killed; "
+                                                  "must be less than `grace_s`.",
         examples=[5.0])
     promised_min_s: Seconds = Field(
         default=_RULES.promised_min_s, description="How long a loan is meant to last.", examples=[1800.0])

@@ -53,6 +53,10 @@ Load = Callable[[], Declared]
 """Reads the allocator file again. Raises BadFile."""
 
 
+MakeLender = Callable[[ExecutionEngine, Declared], Lender]
+"""The lender of a term; it is closed with the term."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
     """What became of one reload."""
@@ -74,7 +78,7 @@ class Service:
     url: str
     watchers: list[Watcher] = field(default_factory=lambda: [say])
     clocks: Clocks = field(default_factory=Clocks)
-    make_lender: Callable[[LocalEngine, Declared], Lender] = ManagedLender
+    make_lender: MakeLender = ManagedLender
     keeper: Keeper | None = None
     """While it leads."""
     reconciler: Reconciler | None = None
@@ -125,9 +129,12 @@ class Service:
             raise ours.exceptions[0] from None
         finally:
             acting = self.reconciler.acting if self.reconciler else None
+            lender = self.lender
             self.keeper = self.reconciler = self.lender = None
             if acting is not None:
                 await acting.close()
+            if lender is not None:
+                await lender.aclose()
             with contextlib.suppress(StoreError):
                 await asyncio.shield(asyncio.to_thread(resign, self.database, term))
 
@@ -220,7 +227,7 @@ class Service:
             self.reconciler.poll_s = declared.config.execution.poll_s
             self.reconciler.keep_runs = declared.config.execution.keep_runs
             self.lender.redeclare(declared)
-        for name in ("listen", "state", "store"):
+        for name in ("listen", "state", "store", "router"):
             if getattr(before.config, name) != getattr(declared.config, name):
                 log.warning("the setting %s takes a restart to change", name)
 

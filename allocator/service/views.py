@@ -125,12 +125,11 @@ def _loan_document(world: World, loan: Loan, now_s: float) -> Document:
 
 def quota_document(world: World, now_s: float) -> list[Document]:
     """Every queue with its promises and what it uses of them, by key; `available` may be negative."""
-    picture = picture_of(world, now_s)
     found = []
     for pool in world.config.pools:
         if pool.kind is PoolKind.INFERENCE:
             continue
-        ledger = ledger_of(picture, pool)
+        ledger = ledger_of(world, pool, now_s)
         found += [_queue_document(ledger, pool, name) for name in ledger.tree.queues]
     used: dict[str, float] = {}
     for line in statement(world, now_s):

@@ -1,11 +1,11 @@
 """One seed of the soak: so many happenings, each followed by a plan, all steps checked, and the journal replayed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
 from allocator.apply import apply, consider, replay
-from allocator.events import DECIDED, ClaimMade, Event, from_json, to_json
+from allocator.events import DECIDED, ClaimMade, Event, LoanRecalled, from_json, to_json
 from allocator.invariants import Violation, step_violations, violations
 from allocator.loan.states import LoanState
 from allocator.model.world import World
@@ -89,6 +89,8 @@ def _look(before: World, event: Event, after: World, result: Seed, count: int) -
     result.placed += name == "RunPlaced"
     result.reclaimed += isinstance(event, ClaimMade) and event.why.reason is Reason.RECLAIMED
     result.overdue += name == "LoanOverdue"
+    if before.loans is after.loans:
+        return
     for key, loan in before.loans.items():
         then = after.loans.get(key)
         result.returned += then is None and loan.state in (LoanState.RETURNING, LoanState.OVERDUE)
@@ -100,8 +102,8 @@ def _look(before: World, event: Event, after: World, result: Seed, count: int) -
 def _planned(world: World, now_s: float, journal: list[Event], result: Seed, count: int) -> World:
     # Both checks cost as much as a plan, so the dice choose when; over all seeds there are enough of them.
     closely = hash((result.seed, count)) % LOOK_CLOSELY == 0
-    shadows = {found.card: found for found in reversed(survey(world, now_s).reservations)} if closely else {}
     planned = plan(world, now_s)
+    shadows = _shadows(replay(world, _recalls(planned.events)), now_s) if closely else {}
     for event, refusal in planned.refused:
         result.found.append(f"step {count}: the planner proposed {type(event).__name__}, refused: {refusal}")
     for event in planned.events:
@@ -109,9 +111,19 @@ def _planned(world: World, now_s: float, journal: list[Event], result: Seed, cou
     if closely and (again := plan(world, now_s).events):
         result.found.append(f"step {count}: P57 a second plan adds {[type(event).__name__ for event in again]}")
     if shadows:
-        result.found += [f"step {count}: {found.rule} {found.detail}" for found in shadow_violations(
-            shadows, {found.card: found for found in reversed(survey(world, now_s).reservations)})]
+        result.found += [f"step {count}: {found.rule} {found.detail}"
+                         for found in shadow_violations(shadows, _shadows(world, now_s))]
     return world
+
+
+def _recalls(events: Iterable[Event]) -> Iterator[Event]:
+    """What the lender takes back, and a gang that counted on it must do without; that is no start's doing."""
+    return (event for event in events if isinstance(event, LoanRecalled))
+
+
+def _shadows(world: World, now_s: float) -> dict[str, Reservation]:
+    """Card → the reservation of the gang that waits first."""
+    return {found.card: found for found in reversed(survey(world, now_s).reservations)}
 
 
 def shadow_violations(before: Mapping[str, Reservation], after: Mapping[str, Reservation]) -> list[Violation]:

@@ -29,7 +29,8 @@ SNAPSHOT_EVERY = 500
 KEEP_SNAPSHOTS = 3
 """Beside the first, which every replay from the beginning needs."""
 FAULT_VARIABLE = "HEADRACE_FAULT_KILL_AT_WRITE"
-"""For tests: `7:before` ends the process by SIGKILL before its seventh write, `7:after` right after it."""
+"""For tests: `7:before` ends the process by SIGKILL before its seventh write, `7:after` right after it. With the name
+of an event, such as `LoanRecalled:after`: at the first write that has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Journal:
             Deposed: the term is over, or somebody has written meanwhile. Nothing was written.
             StoreError: what became of the write is unknown; `restore` tells.
         """
-        self._maybe_die("before")
+        self._maybe_die("before", entries)
         last = after_seq + len(entries)
         try:
             with self.engine.begin() as connection:
@@ -136,7 +137,7 @@ class Journal:
         except SQLAlchemyError as error:
             raise StoreError(reason_of(error)) from error
         self.writes += 1
-        self._maybe_die("after")
+        self._maybe_die("after", entries)
         return last
 
     def events(self, after_seq: int = 0, limit: int | None = None) -> list[Written]:
@@ -200,9 +201,10 @@ class Journal:
         except SQLAlchemyError as error:
             raise StoreError(reason_of(error)) from error
 
-    def _maybe_die(self, moment: str) -> None:
+    def _maybe_die(self, moment: str, entries: Sequence[Entry]) -> None:
         number = self.writes + (moment == "before")
-        if self._kill_at == (number, moment):
+        names = {str(number), *(type(entry.event).__name__ for entry in entries)}
+        if self._kill_at is not None and self._kill_at[0] in names and self._kill_at[1] == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -241,7 +243,7 @@ def _decoded(seq: int, text: str) -> Event:
                          "wrote it") from problem
 
 
-def _fault(text: str) -> tuple[int, str] | None:
-    number, _, moment = text.partition(":")
-    return (int(number), moment or "after") if number.isdigit() else None
+def _fault(text: str) -> tuple[str, str] | None:
+    what, _, moment = text.partition(":")
+    return (what, moment or "after") if what else None
 

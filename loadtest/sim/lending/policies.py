@@ -12,20 +12,19 @@ from allocator.model.world import World
 from allocator.plan import Plan, plan
 from allocator.queueing.bench import why
 from allocator.reasons import Reason
-from loadtest.sim.lending.forecast import SeasonalNaive
 from loadtest.sim.lending.router import ByForecast, Lending, Nothing, Reactive
 from loadtest.sim.training.machines import Planner
+from policies.forecast.forecaster import Forecaster
+from policies.forecast.outlooks import SeasonalNaive
 
 PROMISED_S = 7200.0
 GRACE_S = 60.0
 POD_GRACE_S = 30.0
 """Kubernetes' usual terminationGracePeriodSeconds."""
-HORIZONS_MIN = (0, 1, 2, 3, 5, *range(10, 121, 10))
+DAY_MINUTES = 1440
 RULES = Rules(
-    grace_s=GRACE_S, kill_margin_s=10.0, tick_s=5.0, promised_min_s=PROMISED_S, surplus_hold_s=120.0,
-    supply_fresh_s=900.0, idle_return_s=300.0,
-    # Jobs run for days here and lose minutes by a recall: three recalls are soon over, and no reason to wait for hours.
-    max_recalls=20)
+    grace_s=GRACE_S, tick_s=5.0, promised_min_s=PROMISED_S, surplus_hold_s=120.0, supply_fresh_s=900.0,
+    idle_return_s=300.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,11 @@ class LendingPolicy:
     rules: Rules = RULES
     given_nodes: Mapping[str, int] = field(default_factory=dict)
     """By card, nodes of the inference pool that train for good instead."""
+
+
+def day_of_minutes() -> Forecaster:
+    """The router's own forecaster, as far as a loan is promised."""
+    return Forecaster(SeasonalNaive(DAY_MINUTES), bin_s=60.0, horizon_s=PROMISED_S)
 
 
 def last_admitted_first(world: World, now_s: float) -> Plan:
@@ -71,5 +75,5 @@ POLICIES = {policy.name: policy for policy in (
                   Reactive, last_admitted_first,
                   replace(RULES, grace_s=POD_GRACE_S, surplus_hold_s=0.0, idle_return_s=60.0)),
     LendingPolicy("headrace", "lends by forecast, recalls for the least lost work, 60 s grace",
-                  lambda: ByForecast(SeasonalNaive(HORIZONS_MIN), PROMISED_S, GRACE_S + 60.0)),
+                  lambda: ByForecast(day_of_minutes(), PROMISED_S, GRACE_S + 60.0)),
 )}

@@ -1,7 +1,7 @@
 """The router's side, a minute at a time: what was asked for, what came late, and what may be lent."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
@@ -11,14 +11,26 @@ from allocator.lendable import Demand, supply_of
 from allocator.model.inventory import BackendState, Supply
 from allocator.model.world import World
 from loadtest.sim.lending.cluster import INFERENCE, RELOAD_S, SERVING_NODES, replicas
-from loadtest.sim.lending.forecast import Forecaster
 from loadtest.sim.lending.serving import capacity_per_s, miss_share, pool_capacity_per_s, share_of_pool_needed
 from loadtest.sim.training.machines import Machines
+from policies.forecast.forecaster import Step
 
 HEADROOM = {"a100": 1}
 """Replicas that are kept beyond the forecast's need."""
 REPEAT_S = 300.0
 """A report that says nothing new is repeated this often."""
+
+
+class Foresight(Protocol):
+    """What `policies.forecast.forecaster.Forecaster` does for lending."""
+
+    def learn(self, per_s: float) -> None:
+        """The minute that has just passed."""
+        ...
+
+    def steps(self, quantile: Callable[[float], float]) -> Sequence[Step]:
+        """What will be asked for from now on, each step at the quantile for its time; empty: nothing is known."""
+        ...
 
 
 class Lending(Protocol):
@@ -41,7 +53,7 @@ class ByForecast:
     of a loan's promised time a lower one will do, since a broken promise costs a restart and no request.
     """
 
-    forecaster: Forecaster
+    forecaster: Foresight
     promised_s: float
     recall_lead_s: float
     promise_quantile: float = 0.5
@@ -49,8 +61,7 @@ class ByForecast:
 
     def learn(self, per_s: float) -> None:
         self.forecaster.learn(per_s)
-        self._shares = [(step.in_s, share_of_pool_needed(step.q99_per_s))
-                        for step in self.forecaster.ahead(self._quantile)]
+        self._shares = [(step.in_s, share_of_pool_needed(step.per_s)) for step in self.forecaster.steps(self._quantile)]
 
     def _quantile(self, in_s: float) -> float:
         return 0.99 if in_s <= self.recall_lead_s + max(RELOAD_S.values()) else self.promise_quantile
