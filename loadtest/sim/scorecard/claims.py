@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from loadtest.sim.measures import Tally
+from loadtest.sim.run import Job
+from loadtest.sim.scorecard.cases import Case
 from loadtest.sim.scorecard.estimates import Estimate
 from loadtest.sim.scorecard.sample import Sample
 from loadtest.sim.scorecard.tasks import Task
@@ -57,6 +59,17 @@ class Claim(Protocol):
 
     def judge(self, sample: Sample) -> Finding:
         """What came of it. Every task is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfOneCase:
+    """A claim that rests on the runs of one case under the policy that is judged."""
+
+    case: Case
+    by_seeds: ClassVar[bool] = True
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return sample.jobs(self.case, sample.subject)
 
 
 def percent(share: float, digits: int = 1) -> str:

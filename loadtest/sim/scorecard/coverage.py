@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
 
 from loadtest.sim.measures import TIME_BINS, Tally
 from loadtest.sim.pools import find_pool
 from loadtest.sim.rows import by_backend, by_class, pooled
-from loadtest.sim.run import Job, lay_out
-from loadtest.sim.scorecard.cases import Case
-from loadtest.sim.scorecard.claims import NOTHING, Finding, percent
+from loadtest.sim.run import lay_out
+from loadtest.sim.scorecard.claims import NOTHING, Finding, OfOneCase, percent
 from loadtest.sim.scorecard.estimates import Estimate, estimate, off_target
 from loadtest.sim.scorecard.sample import Sample
 
@@ -21,13 +19,11 @@ EVERYWHERE = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class Covered(OfOneCase):
     """The share of first tokens within their predicted P99 is 99 %, give or take this."""
 
-    case: Case
     within: float
     source: str
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -37,9 +33,6 @@ class Covered:
     def goal(self) -> str:
         return f"{percent(TARGET, 0)} ± {100 * self.within:g} points"
 
-    def tasks(self, sample: Sample) -> list[Job]:
-        return sample.jobs(self.case, sample.subject)
-
     def judge(self, sample: Sample) -> Finding:
         found = estimate([run.coverage_p99 for run in sample.runs(self.case) if run.coverage_p99 is not None])
         if found is None:
@@ -48,16 +41,14 @@ class Covered:
 
 
 @dataclass(frozen=True, slots=True)
-class CoveredEachAlone:
+class CoveredEachAlone(OfOneCase):
     """The same of each backend, each class, and each class on each backend.
 
     One is off where it lies farther away, and by more than chance explains (`off_target`): a share of few says little.
     """
 
-    case: Case
     within: float
     source: str
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -66,9 +57,6 @@ class CoveredEachAlone:
     @property
     def goal(self) -> str:
         return f"all {percent(TARGET, 0)} ± {100 * self.within:g} points"
-
-    def tasks(self, sample: Sample) -> list[Job]:
-        return sample.jobs(self.case, sample.subject)
 
     def judge(self, sample: Sample) -> Finding:
         cells = pooled([run.coverage for run in sample.runs(self.case)])
@@ -90,18 +78,16 @@ def _each(cells: dict[str, dict[str, Tally]]) -> Iterator[tuple[str, Tally]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(OfOneCase):
     """After cards have changed, the predicted P99 is right again within so many seconds, and stays so.
 
     Windows of half a minute from the change on, of all requests and of each backend that changed. The first from which
     on none is off tells when; it is off as in `CoveredEachAlone`.
     """
 
-    case: Case
     within_s: float
     tolerance: float
     source: str
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -110,9 +96,6 @@ class Recovered:
     @property
     def goal(self) -> str:
         return f"<= {self.within_s:g} s"
-
-    def tasks(self, sample: Sample) -> list[Job]:
-        return sample.jobs(self.case, sample.subject)
 
     def judge(self, sample: Sample) -> Finding:
         workload = lay_out(sample.job(self.case, sample.subject, sample.seeds[0]))

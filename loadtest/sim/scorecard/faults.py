@@ -7,20 +7,18 @@ from typing import ClassVar
 from loadtest.sim.measures import CDF_POINTS, Measures
 from loadtest.sim.run import Job
 from loadtest.sim.scorecard.cases import Case
-from loadtest.sim.scorecard.claims import NOTHING, Finding, percent
+from loadtest.sim.scorecard.claims import NOTHING, Finding, OfOneCase, percent
 from loadtest.sim.scorecard.estimates import Estimate, estimate
 from loadtest.sim.scorecard.sample import Sample
 from loadtest.sim.scorecard.shares import all_jobs, others
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class Noticed(OfOneCase):
     """A silent slowdown is noticed within so many seconds, under every seed (`loadtest.sim.watching` says when)."""
 
-    case: Case
     within_s: float
     source: str
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -29,9 +27,6 @@ class Noticed:
     @property
     def goal(self) -> str:
         return f"<= {self.within_s:g} s"
-
-    def tasks(self, sample: Sample) -> list[Job]:
-        return sample.jobs(self.case, sample.subject)
 
     def judge(self, sample: Sample) -> Finding:
         found = [run.detection_s for run in sample.runs(self.case)]

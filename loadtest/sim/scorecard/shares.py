@@ -82,14 +82,34 @@ class Offence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unbeaten:
-    """No peer has more in budget, by more than one standard error, paired by seed."""
+class AgainstPeers:
+    """A claim about every case beside every peer."""
 
     who: str
     cases: tuple[Case, ...]
     peers: tuple[str, ...]
     source: str
     by_seeds: ClassVar[bool] = True
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return all_jobs(sample, self.cases, self.peers)
+
+    def _judge(self, offences: Sequence[Offence]) -> Finding:
+        """None is to be found. The worst come first."""
+        named = "; ".join(map(str, offences[:SHOWN]))
+        more = f"; {len(offences) - SHOWN} more" if len(offences) > SHOWN else ""
+        return Finding(not offences, f"{len(offences)} of {len(self.cases) * len(self.peers)}",
+                       Estimate(float(len(offences)), None), named + more)
+
+    def _pairs(self, sample: Sample) -> Iterator[Offence]:
+        for case in self.cases:
+            for peer in others(sample, self.peers):
+                yield Offence(peer, case, sample.share_gap(case, peer), sample.saving(case, peer))
+
+
+@dataclass(frozen=True, slots=True)
+class Unbeaten(AgainstPeers):
+    """No peer has more in budget, by more than one standard error, paired by seed."""
 
     @property
     def says(self) -> str:
@@ -99,23 +119,14 @@ class Unbeaten:
     def goal(self) -> str:
         return "none beyond 1 se"
 
-    def tasks(self, sample: Sample) -> list[Job]:
-        return all_jobs(sample, self.cases, self.peers)
-
     def judge(self, sample: Sample) -> Finding:
-        found = [one for one in _pairs(sample, self.cases, self.peers) if one.gap.mean > (one.gap.se or 0.0)]
-        return _offended(sorted(found, key=lambda one: -one.gap.mean), len(self.cases) * len(self.peers))
+        found = [one for one in self._pairs(sample) if one.gap.mean > (one.gap.se or 0.0)]
+        return self._judge(sorted(found, key=lambda one: -one.gap.mean))
 
 
 @dataclass(frozen=True, slots=True)
-class NotUndercut:
+class NotUndercut(AgainstPeers):
     """No peer is cheaper and within half a point of the in-budget share."""
-
-    who: str
-    cases: tuple[Case, ...]
-    peers: tuple[str, ...]
-    source: str
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -125,23 +136,7 @@ class NotUndercut:
     def goal(self) -> str:
         return "none"
 
-    def tasks(self, sample: Sample) -> list[Job]:
-        return all_jobs(sample, self.cases, self.peers)
-
     def judge(self, sample: Sample) -> Finding:
-        found = [(one.saving.mean, one) for one in _pairs(sample, self.cases, self.peers)
+        found = [(one.saving.mean, one) for one in self._pairs(sample)
                  if one.saving is not None and one.saving.mean < 0.0 and one.gap.mean >= -NEAR]
-        return _offended([one for _, one in sorted(found, key=lambda pair: pair[0])],
-                         len(self.cases) * len(self.peers))
-
-
-def _pairs(sample: Sample, cases: Sequence[Case], peers: Sequence[str]) -> Iterator[Offence]:
-    for case in cases:
-        for peer in others(sample, peers):
-            yield Offence(peer, case, sample.share_gap(case, peer), sample.saving(case, peer))
-
-
-def _offended(found: Sequence[Offence], of: int) -> Finding:
-    """The worst first."""
-    named = "; ".join(map(str, found[:SHOWN])) + (f"; {len(found) - SHOWN} more" if len(found) > SHOWN else "")
-    return Finding(not found, f"{len(found)} of {of}", Estimate(float(len(found)), None), named)
+        return self._judge([one for _, one in sorted(found, key=lambda pair: pair[0])])
