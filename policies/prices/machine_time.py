@@ -30,7 +30,9 @@ def cost(facts: RequestFacts, backend: BackendView, reference_batch: int, now: f
     cached = cached_tokens(facts, backend)
     prefill = once + (prompt - cached) * per_prompt_token + (prompt * prompt - cached * cached) * per_pair
     decode = output * per_output_token + output * (prompt + 0.5 * output) * per_context_token
-    belief = belief_of(backend)
+    # A stand-in is no calibration to be corrected. Who has served would be known to be cheaper than the stand-in, and
+    # whoever has not would stay unknown at its price, whatever weight an operator gives it.
+    belief = belief_of(backend) if spec.coefficients is not None else None
     money = prefill + decode if belief is None else belief.prefill.priced * prefill + belief.decode.priced * decode
     slowness = drift_of(backend, now)
     return money if slowness == 1.0 else money * slowness

@@ -12,8 +12,8 @@ be in its prefix cache: affinity is a price and not a rule. `n` sequences share 
 of the backend's slots, four of them where there are few, the reference batch where they are not known. It is no
 function of the batch of the moment, for then a fuller backend would look cheaper, and traffic would pile up on it.
 
-Where a signal is missing: no coefficients → what `footing.coefficients_of` puts in their place; no price → the request
-is free.
+Where a signal is missing: no coefficients → what `footing.coefficients_of` puts in their place, uncorrected; no price →
+the request is free.
 """
 
 from collections.abc import Sequence

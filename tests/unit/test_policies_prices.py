@@ -1,6 +1,6 @@
 """Prices in money, against sums done by hand."""
 
-from math import inf, nan
+from math import inf, log, nan
 
 import pytest
 
@@ -11,7 +11,7 @@ from policies.prices.drain_time import DrainTime
 from policies.prices.lateness import Lateness
 from policies.prices.request_cost import RequestCost
 from tests.beliefs import a_pool, believing
-from tests.policy_fleet import NOW_S, a_backend, a_request, decoding
+from tests.policy_fleet import A100_PAIR, NOW_S, a_backend, a_request, decoding
 
 ESTIMATE = Estimate(drain_s=3.0, ttft_s=4.0, tpot_s=0.1, e2e_s=14.0)
 
@@ -42,6 +42,16 @@ def test_request_cost_leaves_out_what_is_cached() -> None:
     view.belief.cache.passed(facts, 4000, 4000)
     saved_ms = 0.125 * 4000 + 6e-6 * 4000**2 / 2
     assert cold - cost(facts, view, ESTIMATE, NOW_S) == pytest.approx(2.0 / 3600 * saved_ms / 1000)
+
+
+def test_request_cost_follows_what_is_learned_of_a_calibration_and_of_none() -> None:
+    cost, pool = RequestCost(), a_pool()
+    for coefficients, expected in ((A100_PAIR, 0.5), (None, 1.0)):
+        view = believing(a_backend(coefficients=coefficients), pool)
+        before = cost(a_request(), view, ESTIMATE, NOW_S)
+        view.belief.prefill.set(-log(2.0))
+        view.belief.decode.set(-log(2.0))
+        assert cost(a_request(), view, ESTIMATE, NOW_S) == pytest.approx(expected * before)
 
 
 def test_request_cost_does_not_look_at_load() -> None:
