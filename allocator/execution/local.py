@@ -29,7 +29,7 @@ from allocator.execution.devices import Device
 from allocator.execution.drain import Orders, deadline_on_the_wall, order_to_go
 from allocator.execution.engine import BadLaunch, DevicesBusy, EngineUnreachable, GangNotStarted, StaleEpoch
 from allocator.execution.plans import RUN_ID, make_plan
-from allocator.execution.processes import kill_all, send_signal
+from allocator.execution.processes import is_dying, kill_all, send_signal
 from allocator.execution.record import Plan, RunFolder, run_folders, try_lock
 from allocator.execution.recovery import take_charge
 from allocator.execution.spawn import spawn_shim
@@ -254,7 +254,8 @@ class LocalEngine:
     async def _rouse(self, folder: RunFolder, lock: int) -> None:
         """Has the run's shim look at its orders; gives the run a new shim where it has none."""
         shims = folder.shims()
-        if not shims or not send_signal(shims[-1], signal.SIGHUP):
+        # Signals reach a process that is being killed, and it does nothing about them.
+        if not shims or not send_signal(shims[-1], signal.SIGHUP) or is_dying(shims[-1].pid):
             await spawn_shim(folder, lock, self._start_timeout_s, adopt=True)
 
     def _receipt(self, run_id: str, verdict: Verdict, orders: Orders, note: str = "") -> Receipt:

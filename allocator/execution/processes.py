@@ -17,11 +17,14 @@ does), left its session, and whose ancestors and shim are all dead.
 import os
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 RUN_VARIABLE = "HEADRACE_RUN"
 DEVICES_VARIABLE = "HEADRACE_DEVICES"
 KTHREADD_PID = 2
+PF_EXITING = 0x4
+"""Among the flags of /proc/PID/stat; include/linux/sched.h."""
 
 
 class Identity(NamedTuple):
@@ -116,6 +119,20 @@ def lives(identity: Identity) -> bool:
     """True while this very process lives, not merely one with its id."""
     process = read_process(identity.pid)
     return process is not None and process.identity == identity
+
+
+def is_dying(pid: int) -> bool:
+    """True where a process is gone, or killed and only not through with it: nothing of its program runs any more.
+
+    A kill that nobody has acted upon yet is pending; from then on the flags of the process say that it exits.
+    """
+    try:
+        status, stat = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("status", "stat"))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith((b"SigPnd:", b"ShdPnd:")))
+    flags = int(stat.rpartition(b")")[2].split()[6])
+    return bool(flags & PF_EXITING) or any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def process_table() -> dict[int, Process]:

@@ -19,6 +19,7 @@ from allocator.execution.processes import (
     Process,
     RunIdentity,
     find,
+    is_dying,
     kill_all,
     lives,
     parse_stat,
@@ -142,6 +143,17 @@ def test_a_signal_reaches_this_very_process_or_none() -> None:
         assert send_signal(one.identity, signal.SIGKILL)
         assert child.wait(timeout=10) == -signal.SIGKILL
         assert not send_signal(one.identity, signal.SIGKILL)
+
+
+def test_a_killed_process_is_known_to_be_dying_from_the_kill_on() -> None:
+    assert not is_dying(os.getpid())
+    for _ in range(20):
+        with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]) as sleeping:
+            assert not is_dying(sleeping.pid)
+            sleeping.kill()
+            assert is_dying(sleeping.pid), "signals still reach it, and nothing of it acts on them"
+            sleeping.wait()
+            assert is_dying(sleeping.pid)
 
 
 def test_the_table_holds_this_process_and_no_kernel_thread() -> None:
