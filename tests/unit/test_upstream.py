@@ -726,6 +726,8 @@ async def test_big_answers_take_turns_and_leave_the_rest_of_each_turn_to_others(
         calls = [send(pool, b"{}", call=Counting()) for _ in range(number)]
         await asyncio.gather(*[call.whole() for call in calls])
         ticking[0].cancel()
+        pool.close()
+        await asyncio.sleep(0.05)  # sockets are closed in the loop's next turns
         assert [len(call.body) for call in calls] == [answer_bytes] * number
         assert all(done.exception() is None for done in served)
         busy = [count for count in taken if count]
