@@ -23,7 +23,7 @@ from operator import attrgetter
 
 from backends.catalog.health import HealthState
 from backends.catalog.views import BackendView, FleetView
-from policies.estimate import lateness_s, predict
+from policies.estimate import lateness_s, new_tuple, predict
 from policies.facts import RequestFacts
 from policies.filters import SOFT, Rejection
 from policies.policy import Choice, Decision, Pipeline, Priced, Rejected, Rng
@@ -33,7 +33,6 @@ MAX_REASON_CHARS = 119
 HEALTHY = HealthState.HEALTHY
 
 by_name = attrgetter("spec.name")
-new_tuple = tuple.__new__
 
 
 def decide(pipeline: Pipeline, facts: RequestFacts, fleet: FleetView, now: float, rng: Rng) -> Decision:

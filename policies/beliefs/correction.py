@@ -32,7 +32,7 @@ class Correction:
         self._log = 0.0
         self.factor = 1.0
         self.priced = 1.0
-        """The same in steps of a ninth, for prices: backends of one kind that are as good as equal cost the same, so
+        """The same in steps of 9 %, for prices: backends of one kind that are as good as equal cost the same, so
         that a decision need not look at each of them."""
 
     def observe(self, observed_s: float, predicted_s: float, part: float) -> None:

@@ -6,7 +6,7 @@
     device = drift / 1000 · ( b·(P - h) + a·(P² - h²)/2 + (host + prefill_base) / n  s, prefill
                             + D·(d + (host + decode_base) / n) + e·(P·D + D²/2) )    s, decode
 
-with the backend's coefficients as they have been corrected (`beliefs.correction`, in steps of a ninth so that like
+with the backend's coefficients as they have been corrected (`beliefs.correction`, in steps of 9 % so that like
 backends cost alike), `P` prompt and `D` expected output tokens, and `h` prompt tokens that are believed to
 be in its prefix cache: affinity is a price and not a rule. `n` sequences share the fixed part of each step: a quarter
 of the backend's slots, four of them where there are few, the reference batch where they are not known. It is no

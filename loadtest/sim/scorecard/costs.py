@@ -10,7 +10,7 @@ from loadtest.sim.scorecard.cases import PREDICTING, Case
 from loadtest.sim.scorecard.claims import NOTHING, Finding, percent
 from loadtest.sim.scorecard.estimates import estimate
 from loadtest.sim.scorecard.sample import Sample
-from loadtest.sim.scorecard.shares import all_jobs, others
+from loadtest.sim.scorecard.shares import AtLeast, others
 from loadtest.sim.scorecard.tasks import Hindsight, Least, Task
 
 HINDSIGHT_SECONDS = 130.0
@@ -18,16 +18,10 @@ HINDSIGHT_SECONDS = 130.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cheaper:
+class Cheaper(AtLeast):
     """So much cheaper than the cheapest peer of at least our share; where there is none, than the peer that chooses by
     predicted latency and keeps most.
     """
-
-    case: Case
-    at_least: float
-    source: str
-    peers: tuple[str, ...]
-    by_seeds: ClassVar[bool] = True
 
     @property
     def says(self) -> str:
@@ -36,9 +30,6 @@ class Cheaper:
     @property
     def goal(self) -> str:
         return f">= {percent(self.at_least, 0)}"
-
-    def tasks(self, sample: Sample) -> list[Job]:
-        return all_jobs(sample, [self.case], self.peers)
 
     def judge(self, sample: Sample) -> Finding:
         found = self._against(sample)

@@ -27,14 +27,22 @@ def others(sample: Sample, peers: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """At least so many are in budget."""
+class AtLeast:
+    """A claim that a figure of one case reaches a goal, with the peers' beside it."""
 
     case: Case
     at_least: float
     source: str
     peers: tuple[str, ...]
     by_seeds: ClassVar[bool] = True
+
+    def tasks(self, sample: Sample) -> list[Job]:
+        return all_jobs(sample, [self.case], self.peers)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(AtLeast):
+    """At least so many are in budget."""
 
     @property
     def says(self) -> str:
@@ -43,9 +51,6 @@ class Kept:
     @property
     def goal(self) -> str:
         return f">= {percent(self.at_least)}"
-
-    def tasks(self, sample: Sample) -> list[Job]:
-        return all_jobs(sample, [self.case], self.peers)
 
     def judge(self, sample: Sample) -> Finding:
         share = sample.share(self.case)
