@@ -21,9 +21,13 @@ class Scene:
     """The times and rates of one demo. Shares are of the capacity that the router publishes."""
 
     period_s: float = 60.0
+    begins_at: float = 0.75
+    """Share of the period at which the wave begins: on the way down, so that what is known of it after one season is
+    known before the trough."""
     periods: float = 2.75
-    """One to learn the season in, one in which a loan goes out and comes home, and the way down from it."""
-    bin_s: float = 2.0
+    """One to learn the season in, one in which a loan goes out and comes home, and a trough after it."""
+    bin_s: float = 4.0
+    """Wide enough for more than a few requests: what chance makes of few is kept in reserve."""
     prelude_s: float = 10.0
     """Steady traffic at first, so that the router knows what requests are like and what they cost."""
     prelude_per_s: float = 2.0
@@ -61,7 +65,7 @@ class Scene:
 
 
 SIMULATED = Scene()
-LLAMACPP = Scene(period_s=100.0, periods=1.9, bin_s=5.0, prelude_s=20.0, prelude_per_s=0.3, target=0.3,
+LLAMACPP = Scene(period_s=100.0, periods=2.0, bin_s=10.0, prelude_s=20.0, prelude_per_s=0.3, target=0.3,
                  prompt_tokens=12, output_tokens=10, grace_s=6.0, is_even=True,
                  budget={"ttft_s": 5.0, "inter_token_s": 0.6, "e2e_s": 30.0})
 """Real engines share the machine's few cores, but were measured with all of them to themselves: a third is counted on.

@@ -1,8 +1,9 @@
 """`python -m loadtest.tide`: traffic that comes in waves, one JSON line for each request that has ended.
 
-The rate follows a cosine from its trough to its peak and back, once a period::
+The rate goes from its trough to its peak and back once a period, as a squared cosine, for nights are long: half of the
+time it is in the lowest quarter of its range::
 
-    rate(t) = trough + (peak - trough) · (1 - cos(2π·t / period)) / 2
+    rate(t) = trough + (peak - trough) · ((1 - cos(2π·t / period)) / 2)²
 
 Arrivals are a Poisson stream of that rate (thinned from one of the peak's), from a seed. `--even` spaces them out
 instead, one whenever the rate adds up to the next whole number: for waves of so few requests that chance would be most
@@ -36,17 +37,19 @@ class Wave:
     trough_per_s: float
     peak_per_s: float
     period_s: float
+    begins_at: float = 0.0
+    """As a share of the period: 0 in the trough, 0.5 at the peak."""
 
     def rate_per_s(self, at_s: float) -> float:
-        share = (1.0 - math.cos(2.0 * math.pi * at_s / self.period_s)) / 2.0
-        return self.trough_per_s + (self.peak_per_s - self.trough_per_s) * share
+        day = (1.0 - math.cos(2.0 * math.pi * (at_s / self.period_s + self.begins_at))) / 2.0
+        return self.trough_per_s + (self.peak_per_s - self.trough_per_s) * day**2
 
     def due(self, until_s: float) -> float:
         """Requests that the rate adds up to by then."""
-        mean = (self.trough_per_s + self.peak_per_s) / 2.0
-        swing = (self.peak_per_s - self.trough_per_s) / 2.0
-        turn = 2.0 * math.pi / self.period_s
-        return mean * until_s - swing * math.sin(turn * until_s) / turn
+        began = 2.0 * math.pi * self.begins_at
+        turns = 2.0 * math.pi * until_s / self.period_s
+        days_s = (_squares(began + turns) - _squares(began)) * self.period_s / (2.0 * math.pi)
+        return self.trough_per_s * until_s + (self.peak_per_s - self.trough_per_s) * days_s
 
     def even_arrivals(self, duration_s: float) -> Iterator[float]:
         """Seconds at which `due` reaches the next whole number."""
@@ -68,10 +71,15 @@ class Wave:
             at_s += rng.expovariate(self.peak_per_s)
 
 
+def _squares(angle: float) -> float:
+    """The integral of `((1 - cos x) / 2)²` from 0; the square is `3/8 - cos(x)/2 + cos(2x)/8`."""
+    return 3.0 * angle / 8.0 - math.sin(angle) / 2.0 + math.sin(2.0 * angle) / 16.0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Send it all, then return 0; what failed is in the lines."""
     given = _parse(arguments)
-    wave = Wave(given.trough, given.peak, given.period)
+    wave = Wave(given.trough, given.peak, given.period, given.begin)
     rng = Random(given.seed)
     prompts = Lengths(given.prompt_tokens, 0.4, 4 * given.prompt_tokens)
     outputs = Lengths(given.output_tokens, 0.4, 4 * given.output_tokens)
@@ -112,6 +120,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trough", type=float, required=True, help="requests per second where it is least")
     parser.add_argument("--peak", type=float, required=True, help="and where it is most")
     parser.add_argument("--period", type=float, default=60.0, help="seconds from trough to trough")
+    parser.add_argument("--begin", type=float, default=0.0, help="share of the period to begin at; 0 is the trough")
     parser.add_argument("--duration", type=float, default=120.0, help="seconds")
     parser.add_argument("--prompt-tokens", type=int, default=120, help="median")
     parser.add_argument("--output-tokens", type=int, default=48, help="median")

@@ -49,7 +49,7 @@ class ModelDemand:
     def __init__(self, settings: LendingSection, now: float, ended_before: int = 0) -> None:
         self._settings = settings
         season = max(2, round(settings.season_s / settings.bin_s))
-        outlook = SeasonalNaive(season) if settings.forecaster == "seasonal_naive" else EwmaLevel()
+        outlook = SeasonalNaive(season, settings.bin_s) if settings.forecaster == "seasonal_naive" else EwmaLevel()
         self._forecaster = Forecaster(outlook, bin_s=settings.bin_s, horizon_s=settings.horizon_s)
         self._mix = Mix()
         self._bin_ends_s = now + settings.bin_s

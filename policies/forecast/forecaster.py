@@ -1,28 +1,24 @@
 """The quantile of the demand to come: an expectation, and how far off such expectations were before.
 
-Demand is learned a bin at a time, in requests per second. With `expected(h)` what somebody expects for the bin that
-is `h` bins ahead, and one request a bin added on both sides so that a quiet night divides by no zero::
+Demand is learned a bin at a time, in requests per second. With `m(h)` the requests that somebody expects in the bin
+that is `h` bins ahead::
 
-    ratio(h) = (actual + one) / (expected + one)        of each forecast that was made h bins before
-    q(h)     = (expected(h) + one) · q-quantile of ratio(h) - one
+    q(h) = m(h) + scale(m(h)) · (q-quantile of z(h))        z: how far off forecasts over `h` bins were (`deviations`)
 
 So whatever the expectation misses (noise, trend, a season that is no season) widens its own quantile, and nobody has to
-say how good it is. Between two horizons that are judged, the farther one's ratio holds.
+say how good it is. Between two horizons that are judged, the farther one's deviations hold.
 
 What expects is an `Outlook`: `SeasonalNaive` or `EwmaLevel`. One that knows nothing yet says `None`, and the forecast
 is then empty: unknown is not zero.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-ERRORS_KEPT = 2_016
-"""Of each horizon: a week of bins of five minutes."""
-LEAST_ERRORS = 100
-UNLEARNT_RATIO = 1.5
-"""Stands for the quantile while there are few errors to learn from, unless one of those was worse."""
+from policies.forecast.deviations import Deviations, scale
+
 JUDGED_HORIZONS = 6
 
 
@@ -54,18 +50,17 @@ class Outlook(Protocol):
 
 
 class Forecaster:
-    """An outlook with its errors, as steps of a quantile up to `horizon_s` ahead."""
+    """An outlook with its deviations, as steps of a quantile up to `horizon_s` ahead."""
 
     def __init__(self, outlook: Outlook, *, bin_s: float, horizon_s: float, quantile: float = 0.99) -> None:
         if not (bin_s > 0.0 and horizon_s >= 0.0 and 0.0 < quantile < 1.0):
             raise ValueError(f"bin_s {bin_s:g} and horizon_s {horizon_s:g} must be positive, quantile within 0 and 1")
         self.bin_s = bin_s
         self._outlook = outlook
-        self._one = 1.0 / bin_s
         self._last = max(1, -int(-horizon_s // bin_s))
         self._horizons = judged(self._last)
         self._quantile = quantile
-        self._errors = {horizon: _Errors() for horizon in self._horizons}
+        self._deviations = {horizon: Deviations() for horizon in self._horizons}
         self._pending: dict[int, deque[tuple[int, float]]] = {horizon: deque() for horizon in self._horizons}
         self._bins = 0
 
@@ -74,7 +69,7 @@ class Forecaster:
         for horizon, pending in self._pending.items():
             if pending and pending[0][0] == self._bins:
                 _, expected = pending.popleft()
-                self._errors[horizon].add((per_s + self._one) / (expected + self._one))
+                self._deviations[horizon].add(expected * self.bin_s, per_s * self.bin_s)
         self._outlook.learn(per_s)
         self._bins += 1
         for horizon, pending in self._pending.items():
@@ -94,26 +89,27 @@ class Forecaster:
                 return ()
             horizon = self._horizons[bisect_left(self._horizons, ahead)]
             in_s = ahead * self.bin_s
-            ratio = self._errors[horizon].at(self._quantile if quantile is None else quantile(in_s))
-            steps.append(Step(in_s, max(0.0, (expected + self._one) * ratio - self._one)))
+            z = self._deviations[horizon].at(self._quantile if quantile is None else quantile(in_s))
+            requests = expected * self.bin_s
+            steps.append(Step(in_s, max(0.0, requests + scale(requests) * z) / self.bin_s))
         return tuple(steps)
 
-
     def export(self) -> dict[str, Any]:
-        """What was learned, as JSON values: the outlook's, and the errors of each horizon."""
+        """What was learned, as JSON values: the outlook's, and the deviations of each horizon."""
         return {"bins": self._bins, "outlook": self._outlook.export(),
-                "errors": {str(horizon): errors.export() for horizon, errors in self._errors.items()}}
+                "deviations": {str(horizon): found.export() for horizon, found in self._deviations.items()}}
 
     def restore(self, saved: Mapping[str, Any], age_s: float) -> None:
         """Begin with what was learned until `age_s` ago.
 
         Of the bins that were missed, what was expected of them is taken to have come: a season goes on behind them
-        where it would be. Nothing of that is an error, and a forecast that was open then is not judged.
+        where it would be. Nothing of that is a deviation, and a forecast that was open then is not judged. Deviations that are missing
+        (a file of before they were kept as such) are learned anew.
         """
         self._outlook.restore(saved["outlook"])
         self._bins = int(saved["bins"])
-        for horizon, errors in self._errors.items():
-            errors.restore(saved["errors"].get(str(horizon), ()))
+        for horizon, deviations in self._deviations.items():
+            deviations.restore(saved.get("deviations", {}).get(str(horizon), ()))
             self._pending[horizon].clear()
         for _ in range(min(self._bins, round(age_s / self.bin_s))):
             expected = self._outlook.expected(0)
@@ -124,7 +120,7 @@ class Forecaster:
 
 
 def judged(last: int) -> tuple[int, ...]:
-    """The horizons, in bins, whose errors are kept: 0, the last, and some between, each about twice the one before."""
+    """The horizons, in bins, whose deviations are kept: 0, the last, and some between, each about twice the one before."""
     found = {0, last}
     ahead = last
     while len(found) < JUDGED_HORIZONS and ahead > 1:
@@ -136,29 +132,3 @@ def judged(last: int) -> tuple[int, ...]:
 def largest_until(steps: Sequence[Step], horizon_s: float) -> float | None:
     """The most that is forecast from now to then; `None` for an empty forecast."""
     return max((step.per_s for step in steps if step.in_s <= max(0.0, horizon_s)), default=None)
-
-
-class _Errors:
-    """The latest ratios of actual to expected, and quantiles of them."""
-
-    def __init__(self) -> None:
-        self._in_time: deque[float] = deque()
-        self._in_order: list[float] = []
-
-    def add(self, ratio: float) -> None:
-        self._in_time.append(ratio)
-        insort(self._in_order, ratio)
-        if len(self._in_time) > ERRORS_KEPT:
-            del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
-
-    def export(self) -> list[float]:
-        return list(self._in_time)
-
-    def restore(self, ratios: Sequence[float]) -> None:
-        self._in_time = deque(float(ratio) for ratio in ratios)
-        self._in_order = sorted(self._in_time)
-
-    def at(self, quantile: float) -> float:
-        if len(self._in_order) < LEAST_ERRORS:
-            return max(UNLEARNT_RATIO, self._in_order[-1] if self._in_order else 0.0)
-        return self._in_order[min(len(self._in_order) - 1, int(quantile * len(self._in_order)))]

@@ -2,9 +2,10 @@
 
 `SeasonalNaive`, with `shape(t)` the mean of the same bins, and their neighbours, of the seasons before::
 
-    expected(t) = shape(t) · (mean demand of the last bins) / (mean shape of the same bins)
+    expected(t) = shape(t) · (requests of the last bins + 20) / (what their shape says + 20)
 
-It knows nothing before a whole season has passed. `EwmaLevel` knows soon and foresees no rise: its errors say how much
+The quotient is today's level, the posterior mean of a Poisson rate under a Gamma prior of mean 1 and weight 20: few
+requests say little of it, hundreds settle it. It knows nothing before a whole season has passed. `EwmaLevel` knows soon and foresees no rise: its errors say how much
 demand has risen over each horizon before, so its quantile is wide where traffic is a wave.
 """
 
@@ -14,6 +15,8 @@ from typing import Any
 
 SEASONS_KEPT = 7
 LEVEL_BINS = 10
+LEVEL_PRIOR = 20.0
+"""In requests: the weight of the belief that today is like the seasons before."""
 SMOOTH_BINS = 3
 """On either side."""
 EWMA_BINS = 10.0
@@ -24,10 +27,11 @@ FIRST_BINS = 10
 class SeasonalNaive:
     """Expects what the same bins of the last seasons had. `season_bins`: 1,440 for days of minutes."""
 
-    def __init__(self, season_bins: int) -> None:
-        if season_bins < 2:
-            raise ValueError(f"a season has at least 2 bins, not {season_bins}")
+    def __init__(self, season_bins: int, bin_s: float) -> None:
+        if season_bins < 2 or not bin_s > 0.0:
+            raise ValueError(f"a season has at least 2 bins, not {season_bins}, each longer than {bin_s:g} s")
         self._season = season_bins
+        self._prior_per_s = LEVEL_PRIOR / bin_s
         self._smooth = min(SMOOTH_BINS, season_bins // 8)
         self._level = min(LEVEL_BINS, max(1, season_bins // 8))
         self._sums = [0.0]
@@ -48,12 +52,11 @@ class SeasonalNaive:
         now = len(self._sums) - 1
         if now < self._season + self._level:
             return None
-        level = self._mean(now - self._level, now)
         if self._trend is None:
-            recent = [self._shape(now - back) for back in range(1, self._level + 1)]
-            before = sum(recent) / len(recent)
-            self._trend = level / before if before > 0.0 else 0.0
-        return self._shape(now + bins_ahead) * self._trend if self._trend > 0.0 else level
+            level = self._mean(now - self._level, now)
+            before = sum(self._shape(now - back) for back in range(1, self._level + 1))
+            self._trend = (level * self._level + self._prior_per_s) / (before + self._prior_per_s)
+        return self._shape(now + bins_ahead) * self._trend
 
     def export(self) -> dict[str, Any]:
         """See `Outlook`: the demand of every bin that is kept."""

@@ -11,7 +11,7 @@ from headrace.lending_scene import Scene
 from headrace.up import UpOptions, run_up
 from tests.processes import is_running
 
-SHORT = Scene(period_s=26.0, periods=2.6, bin_s=1.3, prelude_s=4.0, grace_s=3.0, peak_share=0.75, is_even=True)
+SHORT = Scene(period_s=26.0, periods=2.6, bin_s=2.6, prelude_s=4.0, grace_s=3.0, peak_share=0.75, is_even=True)
 
 
 @pytest.mark.timeout(240)

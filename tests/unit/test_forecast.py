@@ -36,16 +36,16 @@ def learned(outlook: Outlook, bins: int, *, horizon_bins: int = 12, seed: int = 
 
 
 def test_nothing_is_known_before_a_whole_season() -> None:
-    forecaster, _ = learned(SeasonalNaive(SEASON), SEASON)
+    forecaster, _ = learned(SeasonalNaive(SEASON, 60.0), SEASON)
     assert forecaster.steps() == ()
-    assert learned(SeasonalNaive(SEASON), SEASON + 20)[0].steps()[0].in_s == 0.0
+    assert learned(SeasonalNaive(SEASON, 60.0), SEASON + 20)[0].steps()[0].in_s == 0.0
 
 
 def test_the_season_is_seen_coming_and_the_quantile_covers_what_comes() -> None:
     covered = asked = 0
     wide = 0.0
     for seed in range(3):
-        forecaster, rng = learned(SeasonalNaive(SEASON), 3 * SEASON, seed=seed)
+        forecaster, rng = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON, seed=seed)
         for index in range(3 * SEASON, 5 * SEASON):
             ahead = forecaster.steps()[8].per_s
             truth = 6.0 - 4.0 * math.cos(2.0 * math.pi * (index + 8) / SEASON)
@@ -57,7 +57,7 @@ def test_the_season_is_seen_coming_and_the_quantile_covers_what_comes() -> None:
 
 
 def test_the_trough_is_forecast_low_and_the_ramp_after_it_high() -> None:
-    forecaster, _ = learned(SeasonalNaive(SEASON), 3 * SEASON - 12, horizon_bins=48)
+    forecaster, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON - 12, horizon_bins=48)
     steps = forecaster.steps()
     assert steps[12].per_s < 0.6 * steps[48].per_s
     assert largest_until(steps, 0.0) == steps[0].per_s
@@ -77,13 +77,13 @@ def test_a_level_learns_from_its_errors_how_far_waves_rise() -> None:
 
 
 def test_another_quantile_may_be_asked_for_the_farther_the_lower() -> None:
-    forecaster, _ = learned(SeasonalNaive(SEASON), 4 * SEASON)
+    forecaster, _ = learned(SeasonalNaive(SEASON, 60.0), 4 * SEASON)
     usual, asked = forecaster.steps(), forecaster.steps(lambda in_s: 0.99 if in_s < 300.0 else 0.5)
     assert asked[:5] == usual[:5]
     assert all(median.per_s < high.per_s for median, high in zip(asked[5:], usual[5:], strict=True))
 
 
-@pytest.mark.parametrize("make", [lambda: SeasonalNaive(SEASON), EwmaLevel])
+@pytest.mark.parametrize("make", [lambda: SeasonalNaive(SEASON, 60.0), EwmaLevel])
 def test_what_was_learned_is_kept_over_a_restart(make: Callable[[], Outlook]) -> None:
     before, rng = learned(make(), 3 * SEASON)
     after = Forecaster(make(), bin_s=60.0, horizon_s=720.0)
@@ -97,28 +97,28 @@ def test_what_was_learned_is_kept_over_a_restart(make: Callable[[], Outlook]) ->
 
 
 def test_bins_that_were_missed_move_the_season_on() -> None:
-    before, _ = learned(SeasonalNaive(SEASON), 3 * SEASON)      # the trough
-    after = Forecaster(SeasonalNaive(SEASON), bin_s=60.0, horizon_s=720.0)
+    before, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON)      # the trough
+    after = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
     after.restore(before.export(), age_s=60.0 * SEASON / 2)
     assert after.steps()[0].per_s > 3.0 * before.steps()[0].per_s, "half a season later is the crest"
 
 
 def test_a_gap_longer_than_what_was_learned_is_no_endless_work() -> None:
-    before, _ = learned(SeasonalNaive(SEASON), 3 * SEASON)
-    after = Forecaster(SeasonalNaive(SEASON), bin_s=60.0, horizon_s=720.0)
+    before, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON)
+    after = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
     after.restore(before.export(), age_s=1e9)
     assert len(after.export()["outlook"]["per_s"]) <= 8 * SEASON
 
 
 def test_a_quiet_night_divides_by_no_zero() -> None:
-    forecaster = Forecaster(SeasonalNaive(10), bin_s=60.0, horizon_s=300.0)
+    forecaster = Forecaster(SeasonalNaive(10, 60.0), bin_s=60.0, horizon_s=300.0)
     for _ in range(300):
         forecaster.learn(0.0)
     assert all(step.per_s == 0.0 for step in forecaster.steps())
 
 
 def test_old_seasons_are_forgotten_without_a_jump() -> None:
-    outlook = SeasonalNaive(10)
+    outlook = SeasonalNaive(10, 60.0)
     for index in range(500):
         outlook.learn(float(index % 10))
         expected = outlook.expected(0)

@@ -42,7 +42,7 @@ class LendingPolicy:
 
 def day_of_minutes() -> Forecaster:
     """The router's own forecaster, as far as a loan is promised."""
-    return Forecaster(SeasonalNaive(DAY_MINUTES), bin_s=60.0, horizon_s=PROMISED_S)
+    return Forecaster(SeasonalNaive(DAY_MINUTES, 60.0), bin_s=60.0, horizon_s=PROMISED_S)
 
 
 def last_admitted_first(world: World, now_s: float) -> Plan:
