@@ -112,9 +112,9 @@ class LendingDemo:
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtest.tide", "--url", self.gateway_url, "--model", self.model,
             "--trough", f"{trough:.4f}", "--peak", f"{peak:.4f}", "--period", f"{scene.period_s:g}",
-            "--begin", f"{scene.begins_at:g}", "--duration", f"{duration_s:g}", "--prompt-tokens", str(scene.prompt_tokens),
-            "--output-tokens", str(scene.output_tokens), "--seed", str(scene.seed),
-            *(("--even",) if scene.is_even else ()),
+            "--begin", f"{scene.begins_at:g}", "--duration", f"{duration_s:g}",
+            "--prompt-tokens", str(scene.prompt_tokens), "--output-tokens", str(scene.output_tokens),
+            "--seed", str(scene.seed), *(("--even",) if scene.is_even else ()),
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             env={**os.environ, "PYTHONPATH": python_path()})
         try:

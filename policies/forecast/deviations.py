@@ -22,7 +22,7 @@ from math import sqrt
 from statistics import NormalDist
 
 RELATIVE_ERROR = 0.2
-"""A standard deviation of the expectation, as a share of it: 0.99 of bins are then below 1.5 times what was expected."""
+"""A standard deviation of the expectation, as a share of it: of large bins 99 in 100 are below 1.47 times that."""
 KEPT = 2_016
 """A week of bins of five minutes."""
 ENOUGH = 100
@@ -43,25 +43,21 @@ class Deviations:
     def __init__(self) -> None:
         self._in_time: deque[float] = deque()
         self._in_order: list[float] = []
-        self._squares = 0.0
 
     def add(self, expected: float, actual: float) -> None:
         """A bin has passed; both in requests."""
         z = (actual - expected) / scale(expected)
         self._in_time.append(z)
         insort(self._in_order, z)
-        self._squares += z * z
         if len(self._in_time) > KEPT:
-            oldest = self._in_time.popleft()
-            del self._in_order[bisect_left(self._in_order, oldest)]
-            self._squares -= oldest * oldest
+            del self._in_order[bisect_left(self._in_order, self._in_time.popleft())]
 
     def at(self, quantile: float) -> float:
         """In standard deviations."""
         count = len(self._in_order)
         if count >= ENOUGH:
             return self._in_order[min(count - 1, int(quantile * count))]
-        spread = sqrt((PRIOR_WEIGHT + self._squares) / (PRIOR_WEIGHT + count))
+        spread = sqrt((PRIOR_WEIGHT + sum(z * z for z in self._in_order)) / (PRIOR_WEIGHT + count))
         assumed = _NORMAL.inv_cdf(quantile) * spread
         return max(assumed, self._in_order[-1]) if count and quantile > 0.5 else assumed
 
@@ -73,4 +69,3 @@ class Deviations:
         """Begin with these."""
         self._in_time = deque(float(z) for z in saved)
         self._in_order = sorted(self._in_time)
-        self._squares = sum(z * z for z in self._in_time)

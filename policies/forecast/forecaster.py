@@ -103,8 +103,8 @@ class Forecaster:
         """Begin with what was learned until `age_s` ago.
 
         Of the bins that were missed, what was expected of them is taken to have come: a season goes on behind them
-        where it would be. Nothing of that is a deviation, and a forecast that was open then is not judged. Deviations that are missing
-        (a file of before they were kept as such) are learned anew.
+        where it would be. Nothing of that is a deviation, and a forecast that was open then is not judged. Deviations
+        that are missing (a state file of before they were kept as such) are learned anew.
         """
         self._outlook.restore(saved["outlook"])
         self._bins = int(saved["bins"])
@@ -120,7 +120,7 @@ class Forecaster:
 
 
 def judged(last: int) -> tuple[int, ...]:
-    """The horizons, in bins, whose deviations are kept: 0, the last, and some between, each about twice the one before."""
+    """The horizons, in bins, whose deviations are kept: 0, the last, and some between, each about twice the other."""
     found = {0, last}
     ahead = last
     while len(found) < JUDGED_HORIZONS and ahead > 1:

@@ -5,8 +5,10 @@
     expected(t) = shape(t) · (requests of the last bins + 20) / (what their shape says + 20)
 
 The quotient is today's level, the posterior mean of a Poisson rate under a Gamma prior of mean 1 and weight 20: few
-requests say little of it, hundreds settle it. It knows nothing before a whole season has passed. `EwmaLevel` knows soon and foresees no rise: its errors say how much
-demand has risen over each horizon before, so its quantile is wide where traffic is a wave.
+requests say little of it, hundreds settle it. Nothing is known before a whole season has passed.
+
+`EwmaLevel` knows soon and foresees no rise: its errors say how much demand has risen over each horizon before, so its
+quantile is wide where traffic is a wave.
 """
 
 from collections.abc import Mapping
