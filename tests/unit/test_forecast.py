@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from allocator.lendable import Demand, supply_of
 from backends.catalog.spec import Coefficients
+from loadtest.tide import Wave
 from policies.facts import Budget
 from policies.forecast.capacity import capacity_per_s
 from policies.forecast.forecaster import Forecaster, Outlook, Step, judged, largest_until
@@ -54,6 +56,36 @@ def test_the_season_is_seen_coming_and_the_quantile_covers_what_comes() -> None:
             forecaster.learn(wave(index, rng))
     assert covered / asked > 0.97
     assert wide / asked < 1.8, "a forecast of everything covers everything"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_luck_of_a_quiet_night_is_not_carried_to_the_crest(seed: int) -> None:
+    """Five to thirty requests a bin: what holds for hundreds would triple the crest by the luck of one bin."""
+    rng = Random(seed)
+    wave_of_few = Wave(trough_per_s=1.4, peak_per_s=7.2, period_s=60.0)
+    forecaster = Forecaster(SeasonalNaive(15, 4.0), bin_s=4.0, horizon_s=16.0)
+    arrivals = Counter(int(at_s // 4.0) for at_s in wave_of_few.arrivals(rng, 240.0))
+    over = []
+    for index in range(60):
+        steps = forecaster.steps()
+        if steps:
+            truth = max(wave_of_few.rate_per_s(4.0 * index + seconds) for seconds in range(20))
+            over.append((largest_until(steps, 16.0) or 0.0) / truth)
+        forecaster.learn(arrivals[index] / 4.0)
+    assert max(over) < 3.2
+    assert 1.2 < sum(over) / len(over) < 2.2
+
+
+def test_few_requests_say_little_of_todays_level() -> None:
+    outlook = SeasonalNaive(10, 60.0)
+    for index in range(20):
+        outlook.learn(1.0 / 60.0 if index % 10 < 5 else 1.0)
+    before = outlook.expected(5)
+    outlook.learn(4.0 / 60.0)       # four requests instead of one
+    after = outlook.expected(4)
+    assert before is not None
+    assert after is not None
+    assert after < 1.2 * before
 
 
 def test_the_trough_is_forecast_low_and_the_ramp_after_it_high() -> None:
