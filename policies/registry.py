@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
-from policies import cheapest_feasible, headrace
+from policies import bounded_miss, cheapest_feasible, headrace
 from policies.baselines import roster
 from policies.filters.alive import Alive
 from policies.filters.backing_off import BackingOff
@@ -19,7 +19,9 @@ from policies.filters.fits_context import FitsContext
 from policies.filters.quality_floor import QualityFloor
 from policies.filters.serves_model import ServesModel
 from policies.learners.ccr.learner import CcrLearner
+from policies.learners.miss_bounds import MissBounds
 from policies.learning import Learner, NoLearner
+from policies.pickers.bounded_miss import BoundedMiss
 from policies.pickers.chance_constrained import ChanceConstrained
 from policies.pickers.cheapest import Cheapest
 from policies.policy import Pipeline
@@ -73,9 +75,9 @@ def _named(*parts: T) -> Mapping[str, T]:
 BUILT_IN = Registry(
     filters=_named(ServesModel, Alive, FitsContext, BackingOff, QualityFloor),
     prices=_named(RequestCost, DrainTime, Lateness),
-    pickers=_named(ChanceConstrained, Cheapest, *roster.PICKERS),
-    presets=_named(headrace.PRESET, cheapest_feasible.PRESET, *roster.PRESETS),
-    learners=_named(CcrLearner, *roster.LEARNERS),
+    pickers=_named(ChanceConstrained, Cheapest, BoundedMiss, *roster.PICKERS),
+    presets=_named(headrace.PRESET, cheapest_feasible.PRESET, bounded_miss.PRESET, *roster.PRESETS),
+    learners=_named(CcrLearner, MissBounds, *roster.LEARNERS),
 )
 
 

@@ -19,7 +19,7 @@ from loadtest.sim.bound.ratios import Trace
 from loadtest.sim.measures import TIME_BINS, Measures, Tally
 from loadtest.sim.run import Job, run_job
 from loadtest.sim.scorecard.carrying import Carries
-from loadtest.sim.scorecard.cases import PEERS, PREDICTING, TUNED, Case, case
+from loadtest.sim.scorecard.cases import PEERS, PREDICTING, RULE, TUNED, Case, case
 from loadtest.sim.scorecard.costs import Cheaper, OverBound
 from loadtest.sim.scorecard.coverage import Covered, CoveredEachAlone, Recovered
 from loadtest.sim.scorecard.driving import drive
@@ -27,7 +27,7 @@ from loadtest.sim.scorecard.estimates import estimate, jackknife, off_target
 from loadtest.sim.scorecard.faults import Noticed, OrderlyWhenHopeless, Undamaged
 from loadtest.sim.scorecard.keeping import ROOT, Shelf, code_files, put
 from loadtest.sim.scorecard.sample import Sample
-from loadtest.sim.scorecard.shares import Kept, NotUndercut, Unbeaten
+from loadtest.sim.scorecard.shares import AsMuchAs, Kept, NotUndercut, Unbeaten
 from loadtest.sim.scorecard.table import quick_sections, sections
 from loadtest.sim.scorecard.tasks import Answer, Decisions, HindsightFigures, Least, LeastFigures, Task
 from policies.registry import BUILT_IN
@@ -131,6 +131,29 @@ def test_kept_is_about_the_mean_and_names_the_best_peer(told: Told) -> None:
     assert "+4.00 ± 1.15 points" in found.beside
     assert "cost -20.0 %" in found.beside
     assert not Kept(BURST, 0.991, "", ()).judge(told.sample).holds
+
+
+def test_a_rule_may_keep_more_by_chance_and_its_figure_elsewhere_is_no_goal(told: Told) -> None:
+    told.says(BURST, "headrace", [0.90, 0.95, 0.99], 0.09)
+    told.says(BURST, RULE, [0.94, 0.95, 0.96])
+    found = AsMuchAs(BURST, 0.999, "", (RULE,)).judge(told.sample)
+    assert found.holds
+    assert found.measured == "-0.33 ± 2.03 points"
+    assert found.beside == f"94.67 %, {RULE} 95.00 %, cost -10.0 %; the plan's 99.9 %"
+    told.says(BURST, RULE, [0.901, 0.951, 0.991])
+    found = AsMuchAs(BURST, 0.5, "", (RULE,)).judge(told.sample)
+    assert not found.holds, "always a little more"
+    assert found.estimate is not None
+    assert found.estimate.mean == pytest.approx(-0.001)
+
+
+def test_a_rule_is_as_good_as_itself(told: Told) -> None:
+    sample = replace(told.sample, subject=RULE)
+    for seed in SEEDS:
+        told.answers[sample.job(BURST, RULE, seed)] = told.run
+    claim = AsMuchAs(BURST, 0.999, "", (RULE,))
+    assert len(claim.tasks(sample)) == len(SEEDS)
+    assert claim.judge(sample).holds
 
 
 def test_beaten_is_beaten_by_more_than_one_standard_error_of_the_paired_difference(told: Told) -> None:
@@ -277,6 +300,8 @@ def test_the_table_asks_for_each_case_of_the_plan_and_knows_every_policy() -> No
     assert all(claim.goal and claim.source for claim in claims)
     assert set(PREDICTING) <= set(PEERS) <= set(BUILT_IN.presets)
     assert {peer.partition(":")[0] for peer in TUNED} <= set(BUILT_IN.presets)
+    assert RULE in BUILT_IN.presets
+    assert RULE not in PEERS, "it is no balancer of others"
     assert {section.name for section in quick_sections()} == {section.name for section in sections()}
 
 
@@ -336,7 +361,7 @@ def test_a_scorecard_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 # --- the command --------------------------------------------------------------------------------------------------
 
-SIMULATED = "share,peers,capacity,cost,bound,hopeless,faults,coverage"
+SIMULATED = "share,rule,peers,capacity,cost,bound,hopeless,faults,coverage"
 """All but the one that depends on the machine."""
 
 
@@ -355,7 +380,7 @@ def test_quick_holds_for_the_shipped_policy_and_not_for_round_robin(tmp_path: Pa
     assert "of one core" in err
     assert [(table["pool"], table["seeds"]) for table in card["tables"]] == [("site", "tuning"), ("site", "unseen")]
     (bursts,) = card["tables"][0]["cases"]
-    assert list(bursts["policies"]) == ["headrace", "weighted_least_request", "shortest_expected_delay"]
+    assert list(bursts["policies"]) == ["headrace", "weighted_least_request", "shortest_expected_delay", RULE]
     assert bursts["policies"]["headrace"]["in_budget"] == card["sections"][0]["claims"][0]["tuning"]["mean"]
     assert card["seeds"] == {"tuning": [1], "unseen": [11]}
     assert page.read_text("utf-8").startswith("<!doctype html>")

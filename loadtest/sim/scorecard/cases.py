@@ -12,6 +12,8 @@ PEERS = tuple(preset.name for preset in PRESETS)
 """Every balancer of others."""
 TUNED = ("cheapest_feasible:margin=1.5", "cheapest_feasible:margin=2.0")
 """The plain form of our own idea, its margin chosen by hand."""
+RULE = "bounded_miss"
+"""The rule that the plan's figures were measured with, lent our beliefs."""
 PREDICTING = ("shortest_expected_delay", "llmd_headroom_most", "polyserve")
 """Those that choose by a latency that they predict, lent our prediction."""
 

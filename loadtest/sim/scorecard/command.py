@@ -12,7 +12,7 @@ from loadtest.sim.scorecard.driving import drive, expected_cpu_s
 from loadtest.sim.scorecard.grids import Grid, grids
 from loadtest.sim.scorecard.keeping import Shelf, fingerprint
 from loadtest.sim.scorecard.sample import Sample
-from loadtest.sim.scorecard.shares import Kept, others
+from loadtest.sim.scorecard.shares import AsMuchAs, Kept, others
 from loadtest.sim.scorecard.table import QUICK_PEERS, Section, quick_sections, sections
 from loadtest.sim.scorecard.tasks import Answer, Task
 from loadtest.sim.scorecard.verdicts import Scorecard, judge
@@ -54,7 +54,7 @@ def score(options: SimOptions) -> Scorecard:
 
 def _grids(claims: Sequence[Claim], samples: Sequence[Sample]) -> tuple[Grid, ...]:
     """What the claims about shares have run: the policy that is judged first."""
-    kept = [claim for claim in claims if isinstance(claim, Kept)]
+    kept = [claim for claim in claims if isinstance(claim, Kept | AsMuchAs)]
     cases = tuple(dict.fromkeys(claim.case for claim in kept))
     peers = dict.fromkeys(peer for claim in kept for peer in others(samples[0], claim.peers))
     return grids(samples, cases, (samples[0].subject, *peers))

@@ -71,6 +71,33 @@ class Kept(AtLeast):
         return f"best peer {best} {percent(sample.share(self.case, best).mean, 2)}: ours {ahead} points{cost}"
 
 
+@dataclass(frozen=True, slots=True)
+class AsMuchAs(AtLeast):
+    """A rule whose figures elsewhere are goals here keeps no more in the same runs, by more than one standard error of
+    the difference, seed by seed.
+
+    `peers` is that rule alone, and `at_least` what it kept elsewhere, which is shown and not judged.
+    """
+
+    @property
+    def says(self) -> str:
+        return f"{self.case}: in budget, over {self.peers[0]}"
+
+    @property
+    def goal(self) -> str:
+        return ">= 0 within 1 se"
+
+    def judge(self, sample: Sample) -> Finding:
+        (rule,) = self.peers
+        gap = sample.share_gap(self.case, rule)
+        ahead = Estimate(-gap.mean, gap.se)
+        saved = sample.saving(self.case, rule)
+        cost = "" if saved is None else f", cost {-100 * saved.mean:+.1f} %"
+        shares = [percent(sample.share(self.case, policy).mean, 2) for policy in (sample.subject, rule)]
+        return Finding(gap.mean <= (gap.se or 0.0), ahead.text(100, 2, " points", sign=True), ahead,
+                       f"{shares[0]}, {rule} {shares[1]}{cost}; the plan's {percent(self.at_least)}")
+
+
 class Offence(NamedTuple):
     """A peer that does what none is to do."""
 

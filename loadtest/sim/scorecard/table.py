@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.sim.scorecard.carrying import Carries
-from loadtest.sim.scorecard.cases import LISTED, OWNED, PEERS, PREDICTING, SITE, TUNED, Case, case
+from loadtest.sim.scorecard.cases import LISTED, OWNED, PEERS, PREDICTING, RULE, SITE, TUNED, Case, case
 from loadtest.sim.scorecard.claims import Claim
 from loadtest.sim.scorecard.costs import Cheaper, OverBound
 from loadtest.sim.scorecard.coverage import Covered, CoveredEachAlone, Recovered
 from loadtest.sim.scorecard.decisions import Decides
 from loadtest.sim.scorecard.faults import Noticed, OrderlyWhenHopeless, Undamaged
-from loadtest.sim.scorecard.shares import Kept, NotUndercut, Unbeaten
+from loadtest.sim.scorecard.shares import AsMuchAs, Kept, NotUndercut, Unbeaten
 
 GOAL = "goal"
 PLAN: tuple[tuple[Case, float, str], ...] = (
@@ -87,6 +87,8 @@ def sections(peers: Sequence[str] = PEERS, tuned: Sequence[str] = TUNED) -> tupl
         Section("share", "In budget, at least as the plan says", (
             *(Kept(one, share, source, rivals) for one, share, source in PLAN),
             *(Kept(one, share, GOAL, rivals) for one, share in HIGHER))),
+        Section("rule", "In budget, at least as the plan's rule has in the same runs", tuple(
+            AsMuchAs(one, share, source, (RULE,)) for one, share, source in PLAN)),
         Section("peers", "No peer is better", tuple(
             claim for who, them in (("peers", rivals), ("margins set by hand", tuned_ones)) if them
             for claim in (Unbeaten(who, cases, them, GOAL), NotUndercut(who, cases, them, GOAL)))),
@@ -122,6 +124,7 @@ def quick_sections(peers: Sequence[str] = QUICK_PEERS) -> tuple[Section, ...]:
     faulty, sound = DEGRADING[0]
     return (
         Section("share", "In budget", (Kept(burst, 0.97, "for the test", rivals),)),
+        Section("rule", "As the plan's rule", (AsMuchAs(burst, 0.97, "for the test", (RULE,)),)),
         Section("peers", "No peer is better", (Unbeaten("peers", (burst,), rivals, GOAL),
                                                NotUndercut("peers", (burst,), rivals, GOAL))),
         Section("capacity", "More load", (Carries("burst", SITE, "predicting peers", predicting, 1.0, "for the test",
