@@ -3,7 +3,8 @@
 What is wanted is the lowest cost of all requests together while at most one in a hundred of each class misses its
 budget. Its Lagrangian, one request at a time::
 
-    score_j = price_j + V·( w_k·miss_j + crowding_j )          money
+    score_j = price_j + V·( w_k·miss_j + crowding_j + late_j )     money
+    late_j  = min(lateness_j, 70) / 70  where miss_j > 0.9, else 0    lateness: predicted time over promised time
     chosen  = the lowest score;  a session stays where it was for up to 5 % more
     V       = 12 × the mean price of a request
     w_k     ← clip(w_k·exp(0.1·(missed - 0.01)), 0.5, 5)       per class k, with each end (`beliefs.classes`)
@@ -13,13 +14,14 @@ money, one that breaks them pays more, and others give way to it, for `crowding`
 fixed bound on each request's own probability was tried first: at equal cost it keeps 0.3 points fewer in budget, since
 it pays any price for the last tenth of a percent and none for what is beyond the bound.
 
-Hopeless (every miss > 0.9), the miss is the same everywhere and lateness takes its place::
+A miss that is sure is late as well, and lateness has its price. Where some other place would keep the budget and break
+those of others, a request that may not be shed gives way and waits; without the price, any wait is as good as another
+and whoever gives way queues up to a hundred budgets on one machine (decision 0018).
 
-    score_j = price_j + V·( crowding_j + min(lateness_j, 100) / 100 )     lateness: predicted time over promised time
-
-so that nobody piles up without end on the cheapest machine, nor stands in the way of those that can still be in time on
-the quickest: by lateness alone, Azure's bursts of code completion lose 4 points of in-budget share in simulation, by
-price alone half of the requests wait twice as long.
+Hopeless (every miss > 0.9), the miss is the same everywhere and is left out, so that nobody piles up without end on the
+cheapest machine, nor stands in the way of those that can still be in time on the quickest: by lateness alone, Azure's
+bursts of code completion lose 4 points of in-budget share in simulation, by price alone half of the requests wait twice
+as long.
 
 A request that may be shed is a candidate of its own, one that costs nothing and misses for sure: it is shed where it is
 hopeless, and where others would miss as much because of it as it can keep, wherever it went::

@@ -20,7 +20,7 @@ from policies.policy import Choice, Priced, Rng
 LOOKED_AT = 6
 HOPELESS = 0.9
 EVEN = 0.5
-LATEST = 100.0
+LATEST = 70.0
 """Budgets of lateness that weigh as much as a whole miss; beyond, later is no worse."""
 
 
@@ -92,7 +92,13 @@ class LeastScore:
             found = self._weigh(place, best)
         _, price, _, _, _, miss, crowding = found
         score = price + self.value * (self.weight * miss + crowding)  # type: ignore[operator]
+        if miss > HOPELESS:  # type: ignore[operator]
+            score += self.value * self._late(lateness(self.facts, self.budget, found.estimate))
         return score if score == score else inf
+
+    def _late(self, budgets: float) -> float:
+        """What so much lateness weighs, in misses."""
+        return min(budgets, LATEST) / LATEST
 
     def _lowest_score(self, order: Sequence[int], prices: Sequence[float]) -> int:
         """The place of the lowest score; `order` has the places by price."""
@@ -147,7 +153,7 @@ class LeastScore:
             return self._shed()
         candidates = self.candidates
         late = [lateness(facts, self.budget, candidate.estimate) for candidate in candidates]
-        scores = [(c.price + self.value * (c.crowding + min(each, LATEST) / LATEST), each)
+        scores = [(c.price + self.value * (c.crowding + self._late(each)), each)
                   for c, each in zip(candidates, late, strict=True)]
         least = min(scores)
         best = self._of_equals([place for place, score in enumerate(scores) if score == least])

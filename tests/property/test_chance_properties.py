@@ -12,7 +12,9 @@ from backends.catalog.views import BackendView, FleetView
 from policies.beliefs.backend import BackendBelief
 from policies.chance import miss_probability, weighed
 from policies.facts import Budget, RequestFacts
+from policies.hopeless import lateness
 from policies.pickers.chance_constrained import ChanceConstrained
+from policies.pickers.least_score import HOPELESS, LATEST
 from policies.pipeline import decide
 from policies.policy import Decision, Priced
 from policies.registry import PartSpec, PolicySpec, build_pipeline
@@ -54,7 +56,10 @@ def scores(facts: RequestFacts, fleet: FleetView) -> dict[str, float]:
     for candidate in on(facts, fleet).candidates:
         each = weighed(facts, Priced(candidate.backend, candidate.price), budget, spread, NOW_S)
         assert each.miss is not None
-        found[candidate.backend.spec.name] = each.price + value * (weight * each.miss + each.crowding)
+        misses = weight * each.miss + each.crowding
+        if each.miss > HOPELESS:
+            misses += min(lateness(facts, budget, each.estimate), LATEST) / LATEST
+        found[candidate.backend.spec.name] = each.price + value * misses
     return found
 
 

@@ -170,6 +170,18 @@ def test_the_hopeless_do_not_pile_up_on_the_cheapest() -> None:
     assert name_of(choose(CHAT, even, quick, pool=a_pool())) == "even"
 
 
+def test_who_misses_for_the_sake_of_others_does_not_wait_without_end() -> None:
+    pool = a_pool()
+    long = replace(CHAT, prompt_tokens=3000)
+    full = believing(decoding("full", 8), pool)
+    streaming(full, pool, CODE, 2)
+    assert weigh(long, full).crowding == pytest.approx(1.38, abs=0.1)
+    waits = believing(prefilling("late", 20_000, price_per_hour=1.0), pool)
+    assert name_of(choose(long, full, waits, pool=pool)) == "late"
+    waits_long = believing(prefilling("late", 400_000, price_per_hour=1.0), pool)
+    assert name_of(choose(long, full, waits_long, pool=pool)) == "full"
+
+
 def test_only_what_may_be_shed_is_shed_and_only_if_it_is_hopeless() -> None:
     sheddable = replace(CHAT, sheddable=True)
     assert choose(CHAT, *hopeless_views(), pool=a_pool()).chosen is not None
