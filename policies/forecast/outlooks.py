@@ -2,10 +2,14 @@
 
 `SeasonalNaive`, with `shape(t)` the mean of the same bins, and their neighbours, of the seasons before::
 
-    expected(t) = shape(t) · (requests of the last bins + 20) / (what their shape says + 20)
+    expected(t) = shape(t) · level + surplus
+    level       = (came + 20) / (said + 20)                         requests of the last bins; what their shape says
+    surplus     = max(0, came - said·level - 3·sqrt(said·level + 1)) / last bins
 
-The quotient is today's level, the posterior mean of a Poisson rate under a Gamma prior of mean 1 and weight 20: few
-requests say little of it, hundreds settle it. Nothing is known before a whole season has passed.
+The level is today's, the posterior mean of a Poisson rate under a Gamma prior of mean 1 and weight 20: few requests say
+little of it, hundreds settle it. Where the seasons before had nothing, or next to nothing, no level explains that many
+come now: what is more than chance stands beside the shape, as demand that has no season yet. Nothing is known before a
+whole season has passed.
 
 `EwmaLevel` knows soon and foresees no rise: its errors say how much demand has risen over each horizon before, so its
 quantile is wide where traffic is a wave.
@@ -13,12 +17,15 @@ quantile is wide where traffic is a wave.
 
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from math import sqrt
 from typing import Any
 
 SEASONS_KEPT = 7
 LEVEL_BINS = 10
 LEVEL_PRIOR = 20.0
 """In requests: the weight of the belief that today is like the seasons before."""
+CHANCE = 3.0
+"""Standard deviations of a count that are nothing new."""
 SMOOTH_BINS = 3
 """On either side."""
 EWMA_BINS = 10.0
@@ -33,17 +40,17 @@ class SeasonalNaive:
         if season_bins < 2 or not bin_s > 0.0:
             raise ValueError(f"a season has at least 2 bins, not {season_bins}, each longer than {bin_s:g} s")
         self._season = season_bins
-        self._prior_per_s = LEVEL_PRIOR / bin_s
+        self._bin_s = bin_s
         self._smooth = min(SMOOTH_BINS, season_bins // 8)
         self._level = min(LEVEL_BINS, max(1, season_bins // 8))
         self._sums = [0.0]
         """Demand added up: the sum over bins a..b-1 is `sums[b] - sums[a]`."""
-        self._trend: float | None = None
-        """The last bins' demand over their shape; the same for all that is asked between two bins."""
+        self._today: tuple[float, float] | None = None
+        """Level and surplus, the latter per second; the same for all that is asked between two bins."""
 
     def learn(self, per_s: float) -> None:
         """See `Outlook`."""
-        self._trend = None
+        self._today = None
         self._sums.append(self._sums[-1] + per_s)
         if len(self._sums) > (SEASONS_KEPT + 1) * self._season:
             kept = self._sums[self._season:]
@@ -54,11 +61,10 @@ class SeasonalNaive:
         now = len(self._sums) - 1
         if now < self._season + self._level:
             return None
-        if self._trend is None:
-            level = self._mean(now - self._level, now)
-            before = sum(self._shape(now - back) for back in range(1, self._level + 1))
-            self._trend = (level * self._level + self._prior_per_s) / (before + self._prior_per_s)
-        return self._shape(now + bins_ahead) * self._trend
+        if self._today is None:
+            self._today = self._seen_of_today(now)
+        level, surplus_per_s = self._today
+        return self._shape(now + bins_ahead) * level + surplus_per_s
 
     def export(self) -> dict[str, Any]:
         """See `Outlook`: the demand of every bin that is kept."""
@@ -66,8 +72,16 @@ class SeasonalNaive:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """See `Outlook`."""
-        self._trend = None
+        self._today = None
         self._sums = [float(total) for total in accumulate(saved["per_s"], initial=0.0)]
+
+    def _seen_of_today(self, now: int) -> tuple[float, float]:
+        last_s = self._level * self._bin_s
+        came = self._mean(now - self._level, now) * last_s
+        said = sum(self._shape(now - back) for back in range(1, self._level + 1)) * self._bin_s
+        level = (came + LEVEL_PRIOR) / (said + LEVEL_PRIOR)
+        explained = said * level
+        return level, max(0.0, came - explained - CHANCE * sqrt(explained + 1.0)) / last_s
 
     def _shape(self, at: int) -> float:
         now = len(self._sums) - 1

@@ -88,6 +88,27 @@ def test_few_requests_say_little_of_todays_level() -> None:
     assert after < 1.2 * before
 
 
+@pytest.mark.parametrize("nightly", [0.0, 1.0], ids=["none", "one a season"])
+def test_demand_where_there_was_none_in_any_season_is_not_forecast_as_none(nightly: float) -> None:
+    """Days of quiet, then traffic: nothing may be lent as if it did not come."""
+    forecaster = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
+    for index in range(20 * SEASON):
+        forecaster.learn(nightly / 60.0 if index % SEASON == 7 else 0.0)
+    for _ in range(12):
+        forecaster.learn(10.0)
+    assert all(step.per_s > 9.0 for step in forecaster.steps())
+
+
+def test_what_a_level_explains_is_no_surplus() -> None:
+    twice, alike = SeasonalNaive(SEASON, 60.0), SeasonalNaive(SEASON, 60.0)
+    for index in range(2 * SEASON):
+        demand = 6.0 - 4.0 * math.cos(2.0 * math.pi * index / SEASON)
+        alike.learn(demand)
+        twice.learn(demand if index < 2 * SEASON - 20 else 2.0 * demand)
+    for ahead in (0, SEASON // 2):
+        assert twice.expected(ahead) == pytest.approx(2.0 * (alike.expected(ahead) or 0.0), rel=0.05)
+
+
 def test_the_trough_is_forecast_low_and_the_ramp_after_it_high() -> None:
     forecaster, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON - 12, horizon_bins=48)
     steps = forecaster.steps()
