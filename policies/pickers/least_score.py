@@ -61,14 +61,15 @@ class LeastScore:
         best = self._lowest_score(order, prices)
         if self._miss(best) > HOPELESS and min([self._miss(place) for place in order]) > HOPELESS:
             return self._hopeless()
+        places: Sequence[int] = order
         if self.facts.sheddable and self._loses(best):
-            worth = self._worth()
-            if not worth:
+            places = self._worth()
+            if not places:
                 return self._shed()
-            best = min(worth, key=self._score)
+            best = min(places, key=self._score)
         why = "cheapest" if prices[best] == prices[order[0]] else "safer"
         if self.facts.session_key is not None and self.pool is not None:
-            best, why = self._kept(best, why)
+            best, why = self._kept(best, why, places)
         found = self.candidates[best]
         return self._chosen(best, f"{why} p={found.miss:.2g} price={found.price:.2g} of {len(order)}")
 
@@ -120,14 +121,20 @@ class LeastScore:
             start = end
         return self._of_equals([place for score, place in scores if score == best] or [order[0]])
 
-    def _kept(self, best: int, why: str) -> tuple[int, str]:
-        """Where the session was, if that costs little more."""
+    def _kept(self, best: int, why: str, places: Sequence[int]) -> tuple[int, str]:
+        """Where the session was, if that is one of the places and costs little more."""
         assert self.pool is not None
         last = self.pool.sessions.get(self.facts.session_key or "")
         for place, candidate in enumerate(self.candidates):
             if candidate.backend.spec.name == last:
-                if place != best and self._score(place) <= self.rules.stickiness * self._score(best):
-                    return place, "session stays"
+                if place != best and place in places:
+                    limit = self.rules.stickiness * self._score(best)
+                    if self._score(place) <= limit:
+                        # Anew, for a miss that had ruled it out from being the best left its crowding out.
+                        self.candidates[place] = weighed(
+                            self.facts, self.candidates[place], self.budget, self.spread, self.now)
+                        if self._score(place) <= limit:
+                            return place, "session stays"
                 break
         return best, why
 

@@ -147,6 +147,18 @@ def test_a_session_stays_for_little_money_and_leaves_for_much() -> None:
     assert decision.reason.startswith("cheapest")
 
 
+def test_a_session_does_not_stay_at_the_expense_of_others() -> None:
+    pool = a_pool()
+    pool.sessions["s"] = "last"
+    talk = replace(CHAT, prompt_tokens=3000, session_key="s")
+    new = believing(prefilling("new", 4000, price_per_hour=1.0), pool)
+    last = believing(prefilling("last", 4000, price_per_hour=1.01), pool)
+    assert name_of(choose(talk, new, last, pool=pool)) == "last"
+    streaming(last, pool, CODE, 3)
+    assert weigh(talk, last).crowding > 1.0
+    assert name_of(choose(talk, new, last, pool=pool)) == "new"
+
+
 def test_what_the_cache_holds_is_a_price() -> None:
     pool = a_pool()
     talk = replace(CHAT, prompt_tokens=6000, session_key="s")
@@ -221,9 +233,11 @@ def test_no_price_is_a_reason_to_shed() -> None:
     full, dear = believing(decoding("full", 8), pool), believing(decoding("dear", 2, price_per_hour=900.0), pool)
     streaming(full, pool, CODE, 8)
     assert name_of(choose(replace(long, sheddable=False), full, dear, pool=pool)) == "full"
-    decision = choose(long, full, dear, pool=pool)
-    assert name_of(decision) == "dear"
-    assert decision.reason.startswith("safer p=")
+    pool.sessions["s"] = "full"
+    for facts in (long, replace(long, session_key="s")):
+        decision = choose(facts, full, dear, pool=pool)
+        assert name_of(decision) == "dear"
+        assert decision.reason.startswith("safer p=")
 
 
 def test_retry_after_is_when_the_queue_has_drained() -> None:
