@@ -130,6 +130,28 @@ def test_crowding_others_is_bounded_too() -> None:
     assert name_of(on(long, memory, crowded, dear(), crowding_limit=100.0)) == "cheap"
 
 
+def test_of_those_equal_in_price_the_least_risk_is_taken() -> None:
+    for names in ("ab", "ba"):
+        busy, calm = (decoding(name, streams, price_per_hour=CHEAP)
+                      for name, streams in zip(names, (30, 2), strict=True))
+        assert miss_of(calm, CHAT) < miss_of(busy, CHAT) < TARGET
+        assert name_of(on(CHAT, learner(), busy, calm)) == names[1]
+
+
+def test_where_nobody_is_safe_crowding_is_priced_as_a_miss_is() -> None:
+    memory = learner()
+    ends(memory, CODE, late=False)
+    long = replace(CHAT, prompt_tokens=1500, budget=replace(CHAT.budget, ttft_s=30.0, inter_token_s=1.0))
+    few, many = (replace(decoding(name, 20, price_per_hour=price), belief=memory.belief(name, NOW_S))
+                 for name, price in (("few", DEAR), ("many", CHEAP)))
+    streaming(few, memory._ccr.pool, CODE, 4)
+    streaming(many, memory._ccr.pool, CODE, 40)
+    decision = on(long, memory, few, many)
+    assert decision.reason.startswith("none safe")
+    assert name_of(decision) == "few"
+    assert name_of(on(long, memory, few, many, miss_value=0.0)) == "many"
+
+
 def test_crowding_counts_misses_and_no_class_for_more() -> None:
     memory = learner()
     ends(memory, CODE, late=True, times=100)
@@ -161,7 +183,7 @@ def test_what_may_be_shed_is_where_it_would_miss_and_all_else_is_served() -> Non
     assert decision.reason.startswith("shed p=")
     assert decision.retry_after_s is not None
     assert name_of(on(CHAT, memory, lost)) == "cheap"
-    even = loaded_until(lambda miss: 0.3 < miss < HOPELESS)
+    even = loaded_until(lambda miss: 0.7 < miss < HOPELESS)
     assert name_of(on(replace(CHAT, sheddable=True), memory, even)) == "cheap"
 
 
@@ -199,10 +221,14 @@ def test_looking_no_further_than_needed_finds_the_cheapest_safe_one(
         assert decision.price == min(safe)
 
 
-def test_what_was_learned_of_latencies_outlives_a_restart() -> None:
+def test_what_was_learned_of_latencies_outlives_a_restart_and_no_weight_of_another_policy() -> None:
     memory, again = learner(), learner()
     ends(memory, CHAT, late=True, times=30)
-    again.restore(memory.export(), 0.0)
+    state = memory.export()
+    assert state["classes"]
+    for row in state["classes"]:
+        row["weight"] = 5.0     # as `ccr` leaves it
+    again.restore(state, 0.0)
     kind = again.class_of(CHAT)
     assert kind is not None
     assert kind.weight == 1.0

@@ -194,6 +194,18 @@ def test_who_misses_for_the_sake_of_others_does_not_wait_without_end() -> None:
     assert name_of(choose(long, full, waits_long, pool=pool)) == "full"
 
 
+def test_a_wait_of_seventy_budgets_is_the_longest_that_counts() -> None:
+    pool = a_pool()
+    long = replace(CHAT, prompt_tokens=3000)
+    full = believing(decoding("full", 8), pool)
+    streaming(full, pool, CODE, 4)
+    assert weigh(long, full).crowding > 2.5
+    for tokens in (2_000_000, 200_000_000):
+        waits = believing(prefilling("late", tokens, price_per_hour=1.0), pool)
+        assert lateness(long, long.budget, weigh(long, waits).estimate) > least_score.LATEST
+        assert name_of(choose(long, full, waits, pool=pool)) == "late"
+
+
 def test_only_what_may_be_shed_is_shed_and_only_if_it_is_hopeless() -> None:
     sheddable = replace(CHAT, sheddable=True)
     assert choose(CHAT, *hopeless_views(), pool=a_pool()).chosen is not None
