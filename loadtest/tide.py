@@ -3,7 +3,7 @@
 The rate goes from its trough to its peak and back once a period, as a squared cosine, for nights are long: half of the
 time it is in the lowest quarter of its range::
 
-    rate(t) = trough + (peak - trough) · ((1 - cos(2π·t / period)) / 2)²
+    rate(t) = trough + (peak - trough) · ((1 - cos(2π·(t / period + begin))) / 2)²
 
 Arrivals are a Poisson stream of that rate (thinned from one of the peak's), from a seed. `--even` spaces them out
 instead, one whenever the rate adds up to the next whole number: for waves of so few requests that chance would be most

@@ -149,6 +149,18 @@ def test_what_was_learned_is_kept_over_a_restart(make: Callable[[], Outlook]) ->
     assert [step.per_s for step in after.steps()] == pytest.approx([step.per_s for step in before.steps()], rel=0.1)
 
 
+def test_a_state_without_deviations_restores_its_seasons() -> None:
+    """As files of before have it, which kept ratios."""
+    before, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON)
+    saved = before.export()
+    saved["errors"] = saved.pop("deviations")
+    after = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
+    after.restore(json.loads(json.dumps(saved)), age_s=0.0)
+    unlearnt = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
+    unlearnt.restore({**saved, "deviations": {}}, age_s=0.0)
+    assert after.steps() == unlearnt.steps() != ()
+
+
 def test_bins_that_were_missed_move_the_season_on() -> None:
     before, _ = learned(SeasonalNaive(SEASON, 60.0), 3 * SEASON)      # the trough
     after = Forecaster(SeasonalNaive(SEASON, 60.0), bin_s=60.0, horizon_s=720.0)
