@@ -25,7 +25,7 @@ class Scene:
     """Share of the period at which the wave begins: on the way down, so that what is known of it after one season is
     known before the trough."""
     periods: float = 2.75
-    """One to learn the season in, one in which a loan goes out and comes home, and a trough after it."""
+    """One to learn the season in, and troughs in which a loan goes out, to be home before the crest."""
     bin_s: float = 4.0
     """Wide enough for more than a few requests: what chance makes of few is kept in reserve."""
     prelude_s: float = 10.0

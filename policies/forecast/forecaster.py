@@ -82,16 +82,19 @@ class Forecaster:
 
         `quantile`: by seconds from now, where another one than the forecaster's own is wanted there.
         """
-        steps = []
+        steps: list[Step] = []
+        known: dict[tuple[int, float], float] = {}
         for ahead in range(self._last + 1):
             expected = self._outlook.expected(ahead)
             if expected is None:
                 return ()
             horizon = self._horizons[bisect_left(self._horizons, ahead)]
             in_s = ahead * self.bin_s
-            z = self._deviations[horizon].at(self._quantile if quantile is None else quantile(in_s))
+            key = horizon, self._quantile if quantile is None else quantile(in_s)
+            if key not in known:
+                known[key] = self._deviations[horizon].at(key[1])
             requests = expected * self.bin_s
-            steps.append(Step(in_s, max(0.0, requests + scale(requests) * z) / self.bin_s))
+            steps.append(Step(in_s, max(0.0, requests + scale(requests) * known[key]) / self.bin_s))
         return tuple(steps)
 
     def export(self) -> dict[str, Any]:
