@@ -5,7 +5,7 @@ from math import ceil, inf
 
 from policies.estimate import Estimate
 from policies.facts import Budget, RequestFacts
-from policies.policy import Priced
+from policies.policy import Choice, Priced
 
 MAX_RETRY_AFTER_S = 60.0
 SHORTEST_PROMISE_S = 1e-3
@@ -27,6 +27,13 @@ def lateness(facts: RequestFacts, budget: Budget, estimate: Estimate | None) -> 
     if budget.e2e_s is not None:
         late = max(late, (waited_s + estimate.e2e_s) / max(SHORTEST_PROMISE_S, budget.e2e_s))
     return late if late == late else inf
+
+
+def shed(facts: RequestFacts, budget: Budget, candidates: Sequence[Priced], miss: float) -> Choice:
+    """The refusal of a request, by the least of what it would miss with and be late by; `miss` is a probability."""
+    late = min([lateness(facts, budget, candidate.estimate) for candidate in candidates])
+    return Choice(None, f"shed p={miss:.2g} late {late:.2g} budgets of {len(candidates)}", candidates,
+                  retry_after_s(facts, budget, candidates))
 
 
 def retry_after_s(facts: RequestFacts, budget: Budget, candidates: Sequence[Priced]) -> float:

@@ -17,16 +17,15 @@ proportion to weights. A caller without a budget misses nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from backends.catalog.views import FleetView
 from policies.beliefs.classes import FIRST_SPREAD, TARGET
 from policies.chance import weighed, with_p99
 from policies.facts import RequestFacts
-from policies.hopeless import lateness, retry_after_s
+from policies.hopeless import shed
 from policies.learners.miss_bounds import MissBounds
-from policies.pickers.weighing import lowest, pull
+from policies.pickers.weighing import lowest, mean_price, pull
 from policies.policy import Choice, Priced, Rng
 from policies.spec import setting
 
@@ -101,8 +100,7 @@ class _Choosing:
 
     def _mean_price(self) -> float:
         if self.mean_price is None:
-            finite = [each.price for each in self.candidates if each.price < inf]
-            self.mean_price = sum(finite) / len(finite) if finite else 0.0
+            self.mean_price = mean_price(self.candidates)
         return self.mean_price
 
     def _cheapest_safe(self) -> int | None:
@@ -138,8 +136,5 @@ class _Choosing:
         return Choice(found, reason, self.candidates)
 
     def _shed(self) -> Choice:
-        facts, budget, candidates = self.facts, self.facts.budget, self.candidates
-        miss = min([self._miss(place) for place in range(len(candidates))])
-        late = min([lateness(facts, budget, candidate.estimate) for candidate in candidates])
-        return Choice(None, f"shed p={miss:.2g} late {late:.2g} budgets of {len(candidates)}", candidates,
-                      retry_after_s(facts, budget, candidates))
+        miss = min([self._miss(place) for place in range(len(self.candidates))])
+        return shed(self.facts, self.facts.budget, self.candidates, miss)

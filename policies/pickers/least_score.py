@@ -13,8 +13,8 @@ from policies.beliefs.classes import FIRST_SPREAD, ClassBelief
 from policies.beliefs.pool import PoolBelief
 from policies.chance import weighed, with_p99
 from policies.facts import Budget, RequestFacts
-from policies.hopeless import lateness, retry_after_s
-from policies.pickers.weighing import pull, toss
+from policies.hopeless import lateness, shed
+from policies.pickers.weighing import mean_price, pull, toss
 from policies.policy import Choice, Priced, Rng
 
 LOOKED_AT = 6
@@ -125,18 +125,13 @@ class LeastScore:
         """Where the session was, if that is one of the places and costs little more."""
         assert self.pool is not None
         last = self.pool.sessions.get(self.facts.session_key or "")
-        for place, candidate in enumerate(self.candidates):
-            if candidate.backend.spec.name == last:
-                if place != best and place in places:
-                    limit = self.rules.stickiness * self._score(best)
-                    if self._score(place) <= limit:
-                        # Anew, for a miss that had ruled it out from being the best left its crowding out.
-                        self.candidates[place] = weighed(
-                            self.facts, self.candidates[place], self.budget, self.spread, self.now)
-                        if self._score(place) <= limit:
-                            return place, "session stays"
-                break
-        return best, why
+        place = next((place for place in places if self.candidates[place].backend.spec.name == last), best)
+        limit = self.rules.stickiness * self._score(best)
+        if place == best or self._score(place) > limit:
+            return best, why
+        # Anew, for a miss that had ruled it out from being the best left its crowding out.
+        self.candidates[place] = weighed(self.facts, self.candidates[place], self.budget, self.spread, self.now)
+        return (place, "session stays") if self._score(place) <= limit else (best, why)
 
     def _loses(self, place: int) -> bool:
         """Whether others would miss as much because of it there as it can keep."""
@@ -168,11 +163,8 @@ class LeastScore:
             best, f"late {late[best]:.2g} budgets price={candidates[best].price:.2g} of {len(candidates)}")
 
     def _shed(self) -> Choice:
-        candidates = self.candidates
-        miss = min([self._miss(place) for place in range(len(candidates))])
-        late = min([lateness(self.facts, self.budget, candidate.estimate) for candidate in candidates])
-        return Choice(None, f"shed p={miss:.2g} late {late:.2g} budgets of {len(candidates)}", candidates,
-                      retry_after_s(self.facts, self.budget, candidates))
+        miss = min([self._miss(place) for place in range(len(self.candidates))])
+        return shed(self.facts, self.budget, self.candidates, miss)
 
     def _of_equals(self, places: Sequence[int]) -> int:
         """One of them by dice, as the operator's weights are; the first candidate where there are none."""
@@ -192,10 +184,7 @@ class LeastScore:
 
     def _mean_price(self) -> float:
         known = None if self.pool is None else self.pool.mean_price.get(self.facts.model)
-        if known is not None:
-            return known
-        finite = [candidate.price for candidate in self.candidates if candidate.price < inf]
-        return sum(finite) / len(finite) if finite else 0.0
+        return mean_price(self.candidates) if known is None else known
 
     def _chosen(self, place: int, reason: str) -> Choice:
         found = self._weigh(place)

@@ -1,11 +1,11 @@
-"""Operator weights as pickers use them, and dice that follow weights."""
+"""Operator weights and mean prices as pickers use them, and dice that follow weights."""
 
 from collections.abc import Sequence
 from math import inf
 from typing import TypeVar
 
 from backends.catalog.views import BackendView
-from policies.policy import Rng
+from policies.policy import Priced, Rng
 
 T = TypeVar("T")
 
@@ -20,6 +20,12 @@ def pull(backend: BackendView, now: float) -> float:
     if low <= weight <= high:
         return weight
     return high if weight > high else low
+
+
+def mean_price(candidates: Sequence[Priced]) -> float:
+    """Of those whose price is finite, in money a request; 0 where there is none."""
+    finite = [candidate.price for candidate in candidates if candidate.price < inf]
+    return sum(finite) / len(finite) if finite else 0.0
 
 
 def draw(items: Sequence[T], pulls: Sequence[float], share: float) -> int:

@@ -64,11 +64,9 @@ class Kept(AtLeast):
         if not peers:
             return ""
         best = max(peers, key=lambda peer: sample.share(self.case, peer).mean)
-        gap = sample.share_gap(self.case, best)
-        ahead = Estimate(-gap.mean, gap.se).text(100, 2, sign=True)
-        saved = sample.saving(self.case, best)
-        cost = "" if saved is None else f", cost {-100 * saved.mean:+.1f} %"
-        return f"best peer {best} {percent(sample.share(self.case, best).mean, 2)}: ours {ahead} points{cost}"
+        ahead = _ahead(sample, self.case, best).text(100, 2, sign=True)
+        kept = percent(sample.share(self.case, best).mean, 2)
+        return f"best peer {best} {kept}: ours {ahead} points{_dearer(sample, self.case, best)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +87,22 @@ class AsMuchAs(AtLeast):
 
     def judge(self, sample: Sample) -> Finding:
         (rule,) = self.peers
-        gap = sample.share_gap(self.case, rule)
-        ahead = Estimate(-gap.mean, gap.se)
-        saved = sample.saving(self.case, rule)
-        cost = "" if saved is None else f", cost {-100 * saved.mean:+.1f} %"
-        shares = [percent(sample.share(self.case, policy).mean, 2) for policy in (sample.subject, rule)]
-        return Finding(gap.mean <= (gap.se or 0.0), ahead.text(100, 2, " points", sign=True), ahead,
-                       f"{shares[0]}, {rule} {shares[1]}{cost}; the plan's {percent(self.at_least)}")
+        ahead = _ahead(sample, self.case, rule)
+        ours, its = (percent(sample.share(self.case, policy).mean, 2) for policy in (sample.subject, rule))
+        return Finding(ahead.mean >= -(ahead.se or 0.0), ahead.text(100, 2, " points", sign=True), ahead,
+                       f"{ours}, {rule} {its}{_dearer(sample, self.case, rule)}; the plan's {percent(self.at_least)}")
+
+
+def _ahead(sample: Sample, case: Case, policy: str) -> Estimate:
+    """Our in-budget share less its, paired by seed."""
+    gap = sample.share_gap(case, policy)
+    return Estimate(-gap.mean, gap.se)
+
+
+def _dearer(sample: Sample, case: Case, policy: str) -> str:
+    """What ours costs more than its, where both kept anything."""
+    saved = sample.saving(case, policy)
+    return "" if saved is None else f", cost {-100 * saved.mean:+.1f} %"
 
 
 class Offence(NamedTuple):
