@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -37,8 +38,24 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def claim(host: str, port: int) -> None:
+    """Binds the address once and lets it go. Raises OSError where it cannot be had, before the library is loaded.
+
+    The library would find it too, but its log is written by a thread of its own: its last lines may come after the
+    message that says why the process ends.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an address in TIME_WAIT is free
+        probe.bind(address)
+
+
 def serve(options: argparse.Namespace) -> None:
-    """Serves until a signal ends the process. Raises RuntimeError where the model or the port cannot be had."""
+    """Serves until a signal ends the process.
+
+    Raises OSError where the address cannot be had, RuntimeError where the library cannot serve the model on it.
+    """
+    claim(options.host, options.port)
     # Threads that wait for each other sleep rather than spin: several engines share few cores, and a spinning thread
     # keeps the core from the one it waits for. On two busy cores this makes two threads 3 to 20 times as fast. OpenMP
     # reads the variable when the library is loaded, hence the import below.
@@ -76,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_CANNOT_SERVE
     try:
         serve(options)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         sys.stderr.write(f"llama_server: {options.model} on {options.host}:{options.port}: {error}\n")
         return EXIT_CANNOT_SERVE
     return 0

@@ -158,7 +158,9 @@ def test_a_port_that_is_taken_is_a_clear_end(model_files: Mapping[str, ModelFile
             cwd=root, capture_output=True, timeout=60, check=False, text=True,
         )
     assert result.returncode == 3
-    assert f"127.0.0.1:{port}" in result.stderr.splitlines()[-1]
+    (only_line,) = result.stderr.splitlines()
+    assert f"127.0.0.1:{port}" in only_line
+    assert "in use" in only_line
     assert result.stdout == ""
 
 
