@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from backends.catalog.views import BackendView
 from policies.attempts import FailureCause
+from policies.beliefs.classes import ClassBelief
 from policies.facts import RequestFacts
 from policies.policy import Priced
 
@@ -83,7 +84,7 @@ class Learner(Protocol):
         """What to put on `BackendView.belief`. The same object as long as nothing has changed."""
 
     def pool_belief(self, now: float) -> Any:
-        """What to put on `FleetView.belief`."""
+        """What to put on `FleetView.belief`; has the shape of `KnowsClasses` where classes are told apart."""
 
     def forget(self, backend: str) -> None:
         """The backend is gone, or came back as another one."""
@@ -93,6 +94,13 @@ class Learner(Protocol):
 
     def restore(self, state: dict[str, Any], age_s: float) -> None:
         """Take over an exported state that is `age_s` old; entries that make no sense are passed over."""
+
+
+class KnowsClasses(Protocol):
+    """A pool belief that tells classes of requests apart. Metrics and `explain` show what any of this shape knows."""
+
+    def class_of(self, facts: RequestFacts) -> ClassBelief | None:
+        """What is believed of the request's class; `None` where none like it was seen."""
 
 
 class NoLearner:

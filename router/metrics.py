@@ -29,6 +29,7 @@ TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0
 STATUS_LABELS = {status: str(status) for status in range(100, 600)}
 WHY = {
     "cheapest": "cheapest", "safer": "safer", "session": "session", "explore": "explore", "late": "late",
+    "gives": "gives_way",
     "shed": "shed", "model": "model_fault", "only": "only_candidate", "no": "nobody",
 }  # fmt: skip
 """The first word of a decision's reason, as the label of a closed list."""

@@ -11,8 +11,8 @@ from backends.catalog.spec import BackendSpec
 from policies.beliefs.backend import BackendBelief
 from policies.beliefs.classes import ClassBelief
 from policies.beliefs.drift import faded
-from policies.beliefs.pool import PoolBelief
 from policies.facts import Budget, RequestFacts
+from policies.learning import KnowsClasses
 
 
 class ModelState(StrEnum):
@@ -55,7 +55,8 @@ class ClassStanding(NamedTuple):
 
 def class_belief(pool: Any, facts: RequestFacts) -> ClassBelief | None:
     """What is believed of requests of this kind; `None` where nobody learns or none was seen."""
-    return pool.class_of(facts) if type(pool) is PoolBelief else None
+    known: KnowsClasses | None = pool if hasattr(pool, "class_of") else None
+    return None if known is None else known.class_of(facts)
 
 
 def classes(pool: Any, models: list[str], budgets: dict[str, Budget]) -> Iterator[ClassStanding]:

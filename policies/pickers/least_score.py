@@ -67,7 +67,10 @@ class LeastScore:
             if not places:
                 return self._shed()
             best = min(places, key=self._score)
-        why = "cheapest" if prices[best] == prices[order[0]] else "safer"
+        if self._miss(best) > HOPELESS:
+            why = "gives way"
+        else:
+            why = "cheapest" if prices[best] == prices[order[0]] else "safer"
         if self.facts.session_key is not None and self.pool is not None:
             best, why = self._kept(best, why, places)
         found = self.candidates[best]

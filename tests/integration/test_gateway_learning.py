@@ -278,6 +278,26 @@ async def test_coverage_and_budgets_are_counted(tmp_path: Path) -> None:
         assert sample(process, "headrace_learner_faults_total") == 0
 
 
+@pytest.mark.parametrize("policy", ["headrace", "bounded_miss"])
+async def test_what_is_known_of_a_class_is_shown_whoever_learned_it(tmp_path: Path, policy: str) -> None:
+    classes = [{"name": "easy", "ttft_s": 20.0}, {"name": "hard", "e2e_s": 0.0001}]
+    async with (
+        ScriptedBackend().serving() as backend,
+        gateway(tmp_path, [entry(backend)], latency_classes=classes, default_latency_class="easy",
+                policy={"name": policy}) as process,
+        client_of(process) as client,
+        httpx.AsyncClient(base_url=process.admin_url) as admin,
+    ):
+        for name in ("easy", "hard") * 4:
+            assert (await streamed(client, headers={"x-headrace-class": name})).status_code == 200
+        await eventually(lambda: at_rest(process))
+        missed = {name: sample(process, "headrace_class_missed_ratio", latency_class=name) for name in ("easy", "hard")}
+        assert missed["hard"] > missed["easy"] >= 0.0
+        assert sample(process, "headrace_class_expected_output_tokens", latency_class="easy") >= 1
+        explained = (await admin.post("/admin/explain", json=chat(stream=True))).json()["class"]
+        assert explained["missed_ratio"] == pytest.approx(missed["easy"], abs=1e-4)
+
+
 async def test_explain_says_what_would_happen_and_changes_nothing(tmp_path: Path) -> None:
     classes = [{"name": "interactive", "ttft_s": 2.0, "inter_token_s": 0.1}, {"name": "batch"}]
     async with (

@@ -238,6 +238,19 @@ def test_what_others_would_miss_more_for_than_it_can_keep_is_shed_if_it_may_be()
     assert decision.reason.startswith("safer p=")
 
 
+def test_a_request_that_others_would_pay_for_gives_way_and_the_reason_says_so() -> None:
+    pool = a_pool(mean_price=1e-7)
+    long = replace(CHAT, prompt_tokens=3000)
+    full, late = believing(decoding("full", 8), pool), believing(prefilling("late", 90_000), pool)
+    streaming(full, pool, CODE, 8)
+    decision = choose(long, full, late, pool=pool)
+    by_name = {c.backend.spec.name: c for c in decision.candidates}
+    assert by_name["full"].miss is not None
+    assert by_name["full"].miss < 0.5
+    assert name_of(decision) == "late"
+    assert decision.reason.startswith("gives way p=1")
+
+
 def test_no_price_is_a_reason_to_shed() -> None:
     """Where the place that would keep more than it breaks is dearer than a miss, it is taken all the same."""
     pool = a_pool(mean_price=1e-7)
