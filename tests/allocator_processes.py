@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from tests.contracts.execution_engine import DEAF, FOREVER, SAVES
 from tests.processes import START_LIMIT_S, Started, ask, free_port, read_line, until
 
 ROOT = Path(__file__).resolve().parents[1]
+TRAINING_NODE, INFERENCE_NODE = f"t{os.getpid()}", f"i{os.getpid()}"
+"""Names that no other run of the tests on this machine has: what it left on a device would keep ours off it."""
 GRACE_S = 20.0
 QUICK = {"tick_s": 0.2, "grace_s": GRACE_S, "kill_margin_s": 1.0, "surplus_hold_s": 0.0, "min_run_s": 0.0,
          "idle_return_s": 0.5, "promised_min_s": 600.0, "quarantine_after_s": 5.0, "max_recalls": 100}
@@ -38,13 +41,14 @@ def document(folder: Path, **changes: Any) -> dict[str, Any]:
 
     return {
         "version": 1, "state": "state", "listen": {"port": free_port()}, "execution": {"poll_s": 0.05},
-        "nodes": [{"name": "t0", "card": "k80", "devices": 2, "labels": {"for": "training"}},
-                  {"name": "i0", "card": "v100", "devices": 4, "labels": {"for": "inference"}}],
+        "nodes": [{"name": TRAINING_NODE, "card": "k80", "devices": 2, "labels": {"for": "training"}},
+                  {"name": INFERENCE_NODE, "card": "v100", "devices": 4, "labels": {"for": "inference"}}],
         "pools": [{"name": "training", "kind": "training", "selector": {"for": "training"}},
                   {"name": "inference", "kind": "inference", "selector": {"for": "inference"}}],
         "queues": [{"name": "q", "parent": "training"}],
         "backends": [{"name": f"chat-{index}", "pool": "inference", "command": engine(f"chat-{index}"),
-                      "devices": [f"i0:{2 * index}", f"i0:{2 * index + 1}"]} for index in range(2)],
+                      "devices": [f"{INFERENCE_NODE}:{number}" for number in (2 * index, 2 * index + 1)]}
+                     for index in range(2)],
         "supplies": [{"pool": "inference", "card": "v100", "lendable": 1, "spare": 1}],
         "rules": dict(QUICK), **changes,
     }

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
 from headrace import cli
-from tests.allocator_processes import FOREVER, AllocatorProcess, allocator, document, python, sweep
+from tests.allocator_processes import FOREVER, TRAINING_NODE, AllocatorProcess, allocator, document, python, sweep
 from tests.processes import ask, until
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the local engine reads /proc"),
@@ -110,8 +110,9 @@ def test_a_web_page_of_elsewhere_is_not_let_in(running: AllocatorProcess) -> Non
     ("DELETE", "/v1/jobs/nobody", None, 404), ("GET", "/v1/jobs/nobody/why", None, 404),
     ("POST", "/v1/recall", {"target": "nowhere"}, 404), ("POST", "/v1/recall", {"target": "training"}, 409),
     ("POST", "/v1/recall", {"target": "inference", "deadline_s": -1}, 422),
-    ("POST", "/v1/nodes/nowhere", {"state": "down"}, 409), ("POST", "/v1/nodes/t0", {"state": "sideways"}, 422),
-    ("POST", "/v1/devices", {"devices": ["t0:9"], "condition": "cordoned"}, 409),
+    ("POST", "/v1/nodes/nowhere", {"state": "down"}, 409),
+    ("POST", f"/v1/nodes/{TRAINING_NODE}", {"state": "sideways"}, 422),
+    ("POST", "/v1/devices", {"devices": [f"{TRAINING_NODE}:9"], "condition": "cordoned"}, 409),
     ("PUT", "/v1/supply", {"pool": "inference", "card": "v100", "lendable": -1, "spare": 0}, 422),
     ("GET", "/v1/loans/history?limit=many", None, 422),
 ])
@@ -130,7 +131,7 @@ def test_a_body_that_is_too_large_or_no_json_is_refused(running: AllocatorProces
 
 
 def test_cordoned_devices_start_nothing_until_they_are_let_go(running: AllocatorProcess) -> None:
-    devices = {"devices": ["t0:0"], "condition": "cordoned"}
+    devices = {"devices": [f"{TRAINING_NODE}:0"], "condition": "cordoned"}
     assert running.ask("/v1/devices", "POST", devices)[0] == 202
     running.submit("pair", python(""), cards=["k80"])
     assert running.get("/v1/jobs/pair/why")["code"] in ("not_healthy", "next_tick")

@@ -28,7 +28,16 @@ from allocator.store.journal import Journal
 from allocator.store.leadership import Deposed
 from allocator.store.schema import StoreError
 from headrace.allocator_file import load_allocator
-from tests.allocator_processes import FOREVER, QUICK, SAVES_AND_GOES, AllocatorProcess, document, python, sweep
+from tests.allocator_processes import (
+    FOREVER,
+    QUICK,
+    SAVES_AND_GOES,
+    TRAINING_NODE,
+    AllocatorProcess,
+    document,
+    python,
+    sweep,
+)
 from tests.allocator_stores import lead
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the local engine reads /proc"), pytest.mark.anyio]
@@ -249,12 +258,13 @@ async def test_an_engine_that_cannot_tell_anything_leaves_everything_as_it_is(
 
 async def test_a_device_that_carries_a_stranger_is_set_aside_until_it_is_gone(stand: Stand, tmp_path: Path) -> None:
     """The world believes it idle, the process table does not: the start fails, the device waits in quarantine."""
-    device = stand.declared.device_of["t0:0"]
+    name = f"{TRAINING_NODE}:0"
+    device = stand.declared.device_of[name]
     other = LocalEngine(tmp_path / "elsewhere")         # another program that marks its processes as we do
     await other.start(Launch("stranger", 1, (Member(tuple(python(FOREVER)), (device,)),)))
     try:
         await stand.submit("j")
-        await stand.until(lambda: stand.keeper.world.conditions.get("t0:0") is Condition.QUARANTINED, "the quarantine")
+        await stand.until(lambda: stand.keeper.world.conditions.get(name) is Condition.QUARANTINED, "the quarantine")
     finally:
         await other.kill("stranger", 1)
     await stand.until(lambda: stand.phase("j") == "running", "the job to run once the device is free")
