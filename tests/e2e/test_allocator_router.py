@@ -4,6 +4,7 @@ The router says what it can spare, a job gets the engine's place, and a recall b
 """
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,8 @@ from tests.integration.test_gateway_lending import COEFFICIENTS
 from tests.processes import GatewayProcess, OpenLoad, Shape, ask_json, failures, free_port, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local engine reads /proc")
-NAMES = ("b0", "b1")
+NAMES = (f"b0-{os.getpid()}", f"b1-{os.getpid()}")
+"""Of nodes as well: names that no other run of the tests on this machine has."""
 LENDING = {"bin_s": 0.2, "season_s": 2.0, "forecaster": "ewma_quantile", "horizon_s": 2.0, "grace_s": 1.0,
            "headroom_replicas": 0, "assumed_return_s": 3.0, "warmup_requests": 1}
 
