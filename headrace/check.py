@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.config import ConfigError, LoadedFleet, Problem, load_fleet
-from router.config_sections import BackendSection, LatencyClassSection
+from router.config.fleet_file import ConfigError, LoadedFleet, Problem, load_fleet
+from router.config.sections import BackendSection, LatencyClassSection
 
 
 def check(path: Path, *, json: bool = False, environ: Mapping[str, str] | None = None) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from router.keys import KeyRow, digest_of
-from router.keys_file import KEY_PREFIX, KeySection, parse_keys
+from router.keys.file import KEY_PREFIX, KeySection, parse_keys
+from router.keys.ring import KeyRow, digest_of
 from settings.source import ConfigError, Problem, SourceDocument, parse_source, read_source
 
 MAX_TENANT_IN_ID = 57

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from router.app import Running
-    from router.workers import Serving
+    from router.workers.parent import Serving
 
 
 def worker_count(given: str) -> int:
@@ -17,7 +17,7 @@ def worker_count(given: str) -> int:
     Raises:
         ValueError: it is neither a number in range nor `auto`; the text says what it may be.
     """
-    from router.shared import MAX_WORKERS
+    from router.workers.table import MAX_WORKERS
 
     try:
         count = min(MAX_WORKERS, len(os.sched_getaffinity(0))) if given == "auto" else int(given)
@@ -41,7 +41,7 @@ async def run_serve(config: Path, *, workers: int, host: str | None, port: int |
             print(json_module.dumps(ready), flush=True)
 
     if workers > 1:
-        from router.workers import serve_workers
+        from router.workers.parent import serve_workers
 
         return await serve_workers(config, workers, host=host, port=port, ready=say_ready)
     from router.app import serve

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.config_sections import LendingSection
-from router.feedback import Faults
-from router.fleet import Fleet
-from router.lending_report import LendingCollector, LendingDesk
-from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
-from router.waiting import WaitingRoom
+from router.config.sections import LendingSection
+from router.fleet.feedback import Faults
+from router.fleet.live import Fleet
+from router.lending.report import LendingCollector, LendingDesk
+from router.path.waiting import WaitingRoom
+from router.record.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.keys import append_row, new_key
-from router.errors import ApiError
-from router.keys import (
+from router.keys.file import KeySection, KeysFile, load_keys, parse_keys, unique_rows
+from router.keys.ring import (
     ANYONE,
     KeyRing,
     KeyRow,
@@ -28,7 +28,7 @@ from router.keys import (
     environment_rows,
     sole_authorization,
 )
-from router.keys_file import KeySection, KeysFile, load_keys, parse_keys, unique_rows
+from router.wire.errors import ApiError
 from settings.source import ConfigError
 
 KEY = b"hr-abcdefghijklmnopqrstuvwxyz012345"
