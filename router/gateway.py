@@ -39,7 +39,7 @@ class Gateway:
         self.dispatcher = Dispatcher(Generation.of(loaded), self.fleet, self.metrics, clock=clock)
         self.metrics.registry.register(
             ClassCollector(
-                self.fleet, self.dispatcher.faults, self.dispatcher.waiting, lambda: self.loaded.config
+                self.fleet, self.dispatcher.faults, self.dispatcher.waiting.by_class, lambda: self.loaded.config
             )
         )
         self.keeps_state: Callable[[], bool] = lambda: True

@@ -20,7 +20,7 @@ from policies.policy import Decision
 from router.fleet.feedback import Faults, Feedback
 from router.fleet.leases import Lease
 from router.fleet.live import Fleet, LiveBackend
-from router.path.relay import RELAYED_HEADERS, Client, Ending, EventRelay
+from router.path.relay import Client, Ending, EventRelay
 from router.record.grounds import grounds_of
 from router.record.metrics import Metrics
 from router.request.exchange import Exchange, Outcome, Tried
@@ -29,6 +29,7 @@ from router.request.prompt_ratios import PromptRatios
 from router.wire.answer_members import read_whole_answer
 from router.wire.engine_errors import ErrorAnswer, error_answer, retry_after_s
 from router.wire.errors import ApiError
+from router.wire.relayed_headers import RELAYED_HEADERS
 from router.wire.sse import ModelNameEdit, StreamReader
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024

@@ -25,11 +25,6 @@ HEARTBEAT = b": keep-alive\n\n"
 """A comment: no client's parser makes an event of it (WHATWG HTML §9.2.6)."""
 UNREAD_S = 10.0
 """How long past its end an answer waits for a client that does not read; the connection gives it up sooner."""
-RELAYED_HEADERS = frozenset((
-    b"cache-control", b"content-encoding", b"content-language", b"content-type", b"openai-model",
-    b"openai-processing-ms", b"openai-version", b"retry-after", b"server-timing",
-))  # fmt: skip
-Headers = list[tuple[bytes, bytes]]
 
 
 class Client(Protocol):
@@ -267,11 +262,6 @@ class EventRelay:
             self._begin()
         self._client.write(out)
         self._wrote_at_s = now
-
-
-def relayed_headers(headers: Headers) -> Headers:
-    """The backend's headers that are the client's business; hop-by-hop and framing headers are not among them."""
-    return [header for header in headers if header[0] in RELAYED_HEADERS]
 
 
 def _truncated_event(code: str, message: str) -> bytes:

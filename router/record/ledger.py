@@ -4,7 +4,7 @@ A request's end costs one append to a bounded queue. The loop's next turn, in wh
 lines of what waits, `SLICE_RECORDS` at a time. A thread takes the lines away every `BATCH_INTERVAL_S` and writes them:
 it is asleep but for a few system calls a batch, in all of which it lets go of the interpreter. Were it to make the
 lines as well, two threads that compute would hand the interpreter's lock to and fro at each socket event
-(docs/decisions/0004-decision-record.md).
+(docs/decisions/0007-decision-record.md).
 
 The queue never blocks: while it is full, new records are dropped and counted. Nor does the disk: what it refuses is
 lost and counted, said in the log once a minute, and tried anew with the next batch.

@@ -4,7 +4,7 @@ Label values come from the configuration or from closed lists, never from a clie
 the fleet file. Gauges of live state are read when a scrape asks, so that nothing has to keep them up to date.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -18,7 +18,6 @@ from router.config.fleet_file import FleetConfig
 from router.fleet.feedback import Faults
 from router.fleet.live import Fleet
 from router.fleet.standing import ModelState, classes, drift_now, model_state
-from router.path.waiting import WaitingRoom
 from router.record.instruments import Counter, Histogram
 from router.record.ledger import Ledger
 from router.request.exchange import Exchange
@@ -229,7 +228,7 @@ class ClassCollector(Collector):
     """Reads at scrape time what is believed of the configured classes, how often the learner failed, and who waits."""
 
     def __init__(
-        self, fleet: Fleet, faults: Faults, waiting: WaitingRoom, config: Callable[[], FleetConfig]
+        self, fleet: Fleet, faults: Faults, waiting: Callable[[], Mapping[str, int]], config: Callable[[], FleetConfig]
     ) -> None:
         self._fleet = fleet
         self._waiting = waiting
@@ -251,7 +250,7 @@ class ClassCollector(Collector):
             missed.add_metric(labels, belief.missed)
             expected.add_metric(labels, belief.expected_output_tokens)
         faults.add_metric([], self._faults.count)
-        for name, count in self._waiting.by_class().items():
+        for name, count in self._waiting().items():
             waiting.add_metric([name], count)
         return families
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.catalog.spec import BackendSpec
-from router.path.relay import Headers, relayed_headers
 from router.wire.errors import ERROR_TYPES
+from router.wire.relayed_headers import Headers, relayed_headers
 from router.wire.sse import ModelNameEdit
 
 MAX_MESSAGE_BYTES = 500
