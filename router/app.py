@@ -78,7 +78,7 @@ class Listener(uvicorn.Server):
 
 
 class Seat:
-    """Where a gateway process sits: by itself, with sockets of its own. `router.workers` has a seat among siblings."""
+    """Where a gateway process sits: by itself, with sockets of its own. One among siblings: `router.workers.worker`."""
 
     parting_s = 0.0
 
