@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from headrace.allocator_client import AllocatorClient, AllocatorError
-from headrace.allocator_tables import (
+from headrace.allocator.client import AllocatorClient, AllocatorError
+from headrace.allocator.tables import (
     history_table,
     jobs_table,
     loans_table,
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 def submit(url: str, file: Path, *, json: bool) -> int:
     """Send a job file. Exit code 1 where it is wrong or refused."""
-    from headrace.allocator_file import lines_of, load_job
+    from headrace.allocator.file import lines_of, load_job
     from settings.source import ConfigError
 
     try:

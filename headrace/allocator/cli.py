@@ -20,7 +20,7 @@ def jobs_submit(
     allocator: Url = ALLOCATOR_URL, json: Json = False,
 ) -> None:
     """Hand a job file to the allocator. The same file twice is one job."""
-    from headrace.allocator_commands import submit
+    from headrace.allocator.commands import submit
 
     raise typer.Exit(submit(allocator, file, json=json))
 
@@ -31,7 +31,7 @@ def jobs_list(
     allocator: Url = ALLOCATOR_URL, json: Json = False,
 ) -> None:
     """Show every job that waits, with why, or runs, with where."""
-    from headrace.allocator_commands import list_jobs
+    from headrace.allocator.commands import list_jobs
 
     raise typer.Exit(list_jobs(allocator, history=history, json=json))
 
@@ -39,7 +39,7 @@ def jobs_list(
 @jobs_app.command("show", short_help="All about one job.")
 def jobs_show(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Show a job, its run and its past."""
-    from headrace.allocator_commands import show_job
+    from headrace.allocator.commands import show_job
 
     raise typer.Exit(show_job(allocator, name, json=json))
 
@@ -47,7 +47,7 @@ def jobs_show(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -> 
 @jobs_app.command("cancel", short_help="Stop a job.")
 def jobs_cancel(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Take a job out of its queue; where it runs, it may save first."""
-    from headrace.allocator_commands import cancel_job
+    from headrace.allocator.commands import cancel_job
 
     raise typer.Exit(cancel_job(allocator, name, json=json))
 
@@ -55,7 +55,7 @@ def jobs_cancel(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -
 @jobs_app.command("why", short_help="Why a job waits.")
 def jobs_why(name: Job, allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Name the first thing that would have to change for a job to start."""
-    from headrace.allocator_commands import why_job
+    from headrace.allocator.commands import why_job
 
     raise typer.Exit(why_job(allocator, name, json=json))
 
@@ -67,7 +67,7 @@ def allocate(
     json: Json = False,
 ) -> None:
     """Run the allocator: it lends idle inference capacity to training jobs and calls it back on time."""
-    from headrace.allocate import run_allocate, run_audit
+    from headrace.allocator.serve import run_allocate, run_audit
 
     if audit:
         raise typer.Exit(run_audit(config, json=json))
@@ -76,7 +76,7 @@ def allocate(
 
 def pools(allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Show the pools: devices by card, what is used, free, lent and borrowed."""
-    from headrace.allocator_commands import pools as show_pools
+    from headrace.allocator.commands import pools as show_pools
 
     raise typer.Exit(show_pools(allocator, json=json))
 
@@ -87,7 +87,7 @@ def loans(
     allocator: Url = ALLOCATOR_URL, json: Json = False,
 ) -> None:
     """Show the loans that are out, with their deadlines; or the past."""
-    from headrace.allocator_commands import loans as show_loans
+    from headrace.allocator.commands import loans as show_loans
 
     raise typer.Exit(show_loans(allocator, history=history, limit=limit, json=json))
 
@@ -100,7 +100,7 @@ def recall(
     allocator: Url = ALLOCATOR_URL, json: Json = False,
 ) -> None:
     """Call lent devices back. Jobs on them may save; whoever still stands at the deadline is killed."""
-    from headrace.allocator_commands import recall as call_back
+    from headrace.allocator.commands import recall as call_back
 
     raise typer.Exit(call_back(allocator, target, deadline_s=deadline, replicas=replicas, emergency=emergency,
                                json=json))
@@ -108,7 +108,7 @@ def recall(
 
 def quota(allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Show what queues are promised, use, have borrowed, and may still take."""
-    from headrace.allocator_commands import quota as show_quota
+    from headrace.allocator.commands import quota as show_quota
 
     raise typer.Exit(show_quota(allocator, json=json))
 
@@ -119,7 +119,7 @@ def top(
     allocator: Url = ALLOCATOR_URL, json: Json = False,
 ) -> None:
     """Watch pools, loans on a time line, and the queue."""
-    from headrace.top import run_top
+    from headrace.allocator.top import run_top
 
     raise typer.Exit(run_top(allocator, once=once, interval_s=interval, json=json))
 

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.allocator_client import AllocatorClient, AllocatorError
-from headrace.allocator_tables import UNKNOWN, jobs_table, number, pools_table, span, state
+from headrace.allocator.client import AllocatorClient, AllocatorError
+from headrace.allocator.tables import UNKNOWN, jobs_table, number, pools_table, span, state
 
 BAR = 40
 """Cells of a loan's time line."""

@@ -12,7 +12,7 @@ from allocator.service.service import BadFile, open_store
 from allocator.store.audit import faults
 from allocator.store.journal import Journal
 from allocator.store.schema import StoreError
-from headrace.allocator_file import lines_of, load_allocator
+from headrace.allocator.file import lines_of, load_allocator
 from settings.source import ConfigError
 
 

@@ -17,7 +17,7 @@ import backends
 from backends.catalog.spec import BackendSpec, Coefficients, ParallelLayout
 from backends.embedded import model_files, trio
 from backends.embedded.supervisor import ChildSpec
-from headrace.lending_scene import LLAMACPP, SIMULATED, Scene
+from headrace.up.scene import LLAMACPP, SIMULATED, Scene
 
 Progress = Callable[[str, int, int], None]
 

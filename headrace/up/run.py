@@ -25,9 +25,9 @@ from typing import Any, Literal, TypeVar
 from backends.embedded import trio
 from backends.embedded.model_files import ModelFilesError, prepare
 from backends.embedded.supervisor import ChildState, ChildStatus, Supervisor, SupervisorError, describe_exit
-from headrace import fleet_file
-from headrace.engine_sets import EngineSet, LlamaCppEngines, SimulatedEngines
-from headrace.narrator import Narrator
+from headrace.up import fleet_file
+from headrace.up.engine_sets import EngineSet, LlamaCppEngines, SimulatedEngines
+from headrace.up.narrator import Narrator
 
 EXIT_INTERRUPTED = 130
 START_ATTEMPTS = 3
@@ -137,7 +137,7 @@ async def _serve(fleet_path: Path, become_ready: Callable[[], None], stop: async
 
 async def _play(state: "_State", engines: EngineSet, narrator: Narrator, stop: asyncio.Event) -> int:
     """Serve while the demo runs; its account is the result. 1 where a promise was broken, 130 where it was stopped."""
-    from headrace.lending_demo import DemoError, LendingDemo, story
+    from headrace.up.demo import DemoError, LendingDemo, story
 
     demo = LendingDemo(
         scene=engines.scene, gateway_url=state.gateway_url, admin_url=state.admin_url, model=state.model,

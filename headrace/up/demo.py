@@ -30,12 +30,12 @@ from allocator.service.keeper import Keeper, Note
 from allocator.service.service import BadFile, Service, open_store
 from allocator.store.history import Move, What
 from backends.embedded.supervisor import Supervisor
-from headrace.allocator_file import load_allocator
-from headrace.engine_sets import python_path
-from headrace.lending_account import PROMISES, Account
-from headrace.lending_scene import JOB, Scene, training_job, write_allocator_file
-from headrace.narrator import Narrator
-from headrace.supervised_engines import SupervisedEngines
+from headrace.allocator.file import load_allocator
+from headrace.up.account import PROMISES, Account
+from headrace.up.engine_sets import python_path
+from headrace.up.narrator import Narrator
+from headrace.up.scene import JOB, Scene, training_job, write_allocator_file
+from headrace.up.supervised_engines import SupervisedEngines
 
 SAY_EVERY_S = 5.0
 LOOK_EVERY_S = 0.25
