@@ -26,10 +26,11 @@ DECIDING = (
 POLICIES = (*CATALOG, *BELIEFS, *DECIDING)
 """All that a decision runs."""
 GATEWAY = (
-    "backends.upstream", "router.attempt", "router.call", "router.course", "router.dispatch", "router.exchange",
-    "router.feedback", "router.fleet", "router.grounds", "router.instruments", "router.keys", "router.leases",
-    "router.metrics", "router.promises", "router.prompt_ratios", "router.prompt_size", "router.relay",
-    "router.shared_limits", "router.sse", "router.waiting", "router.wire",
+    "backends.upstream", "router.fleet.feedback", "router.fleet.leases", "router.fleet.live", "router.keys.ring",
+    "router.path.attempt", "router.path.call", "router.path.course", "router.path.dispatch", "router.path.relay",
+    "router.path.waiting", "router.record.grounds", "router.record.instruments", "router.record.metrics",
+    "router.request.exchange", "router.request.promises", "router.request.prompt_ratios", "router.request.prompt_size",
+    "router.wire.head", "router.wire.sse", "router.workers.limits",
 )
 """What else a request passes through."""
 MODULES = (*POLICIES, *GATEWAY)

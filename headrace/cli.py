@@ -15,7 +15,8 @@ from typing import Annotated
 
 import typer
 
-from headrace import allocator_cli, bench_policies
+from headrace import bench_policies
+from headrace.allocator import cli as allocator_cli
 
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -56,7 +57,7 @@ def up(
     json: Json = False,
 ) -> None:
     """Start three engines of one model and the gateway before them; Ctrl-C ends all of it."""
-    from headrace.up import UpOptions, run_up
+    from headrace.up.run import UpOptions, run_up
 
     options = UpOptions(engines=engines.value, host=host, port=port, admin_port=admin_port, run_dir=run_dir, json=json,
                         time_scale=time_scale, calibrate=calibrate, demo="lending" if demo is Demo.lending else None)
@@ -72,7 +73,7 @@ def serve(
     json: Json = False,
 ) -> None:
     """Run the gateway for the fleet that a file describes."""
-    from headrace.serve import run_serve, worker_count
+    from headrace.gateway.serve import run_serve, worker_count
 
     try:
         count = worker_count(workers)
@@ -95,7 +96,7 @@ def keys_new(
     json: Json = False,
 ) -> None:
     """Make an API key. The key itself is shown once; the keys file holds its hash."""
-    from headrace.keys import new_key
+    from headrace.gateway.keys import new_key
 
     raise typer.Exit(new_key(tenant, key_id=id, max_parallel=max_parallel, expires=expires, append=append, json=json))
 
@@ -192,7 +193,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Say whether a fleet file is right; if not, where, why, and what would be."""
-    from headrace.check import check as check_file
+    from headrace.gateway.check import check as check_file
 
     raise typer.Exit(check_file(file, json=json))
 
@@ -204,7 +205,7 @@ def status(
     json: Json = False,
 ) -> None:
     """Show every backend of a running gateway: health, load, price, share of the traffic."""
-    from headrace.status import show_status
+    from headrace.gateway.status import show_status
 
     raise typer.Exit(show_status(admin, json=json, watch=watch))
 
@@ -215,7 +216,7 @@ def reload(
     json: Json = False,
 ) -> None:
     """Make a running gateway read its fleet file again; a broken file changes nothing."""
-    from headrace.status import request_reload
+    from headrace.gateway.status import request_reload
 
     raise typer.Exit(request_reload(admin, json=json))
 

@@ -17,12 +17,12 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.admin import admin_app
-from router.config import ConfigError, FleetConfig, LoadedFleet, load_fleet
+from router.api.admin import admin_app
+from router.api.public import public_app
+from router.config.fleet_file import ConfigError, FleetConfig, LoadedFleet, load_fleet
 from router.gateway import Gateway
-from router.hotprotocol import protocol_for
-from router.public import public_app
-from router.wire import WireLimits
+from router.path.hotprotocol import protocol_for
+from router.wire.head import WireLimits
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -78,7 +78,7 @@ class Listener(uvicorn.Server):
 
 
 class Seat:
-    """Where a gateway process sits: by itself, with sockets of its own. `router.worker` has the seat among siblings."""
+    """Where a gateway process sits: by itself, with sockets of its own. One among siblings: `router.workers.worker`."""
 
     parting_s = 0.0
 

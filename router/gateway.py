@@ -9,15 +9,15 @@ from time import monotonic
 from backends.catalog.health import Health
 from backends.poller import Poller
 from policies.registry import build_learner
-from router.config import LoadedFleet
-from router.dispatch import Dispatcher
-from router.fleet import Fleet
-from router.generation import Generation
-from router.ledger import Ledger
-from router.lending_report import LendingCollector, LendingDesk
-from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
-from router.reload import Reloader, ReloadResult
-from router.state_file import StateFile
+from router.config.fleet_file import LoadedFleet
+from router.config.reload import Reloader, ReloadResult
+from router.fleet.live import Fleet
+from router.fleet.state_file import StateFile
+from router.lending.report import LendingCollector, LendingDesk
+from router.path.dispatch import Dispatcher
+from router.record.ledger import Ledger
+from router.record.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
+from router.request.generation import Generation
 
 log = logging.getLogger("headrace.gateway")
 
@@ -39,7 +39,7 @@ class Gateway:
         self.dispatcher = Dispatcher(Generation.of(loaded), self.fleet, self.metrics, clock=clock)
         self.metrics.registry.register(
             ClassCollector(
-                self.fleet, self.dispatcher.faults, self.dispatcher.waiting, lambda: self.loaded.config
+                self.fleet, self.dispatcher.faults, self.dispatcher.waiting.by_class, lambda: self.loaded.config
             )
         )
         self.keeps_state: Callable[[], bool] = lambda: True

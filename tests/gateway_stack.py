@@ -12,8 +12,8 @@ import httpx
 
 from router import app
 from router.app import Running, running
-from router.hotprotocol import protocol_for
-from router.wire import WireLimits
+from router.path.hotprotocol import protocol_for
+from router.wire.head import WireLimits
 from tests.scripted_backend import ScriptedBackend
 
 MODEL = "chat-large"

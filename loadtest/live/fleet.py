@@ -22,7 +22,7 @@ from loadtest.live.prompts import mark, prompt_body
 from loadtest.measured import unloaded_inter_token_s, unloaded_ttft_s
 from loadtest.openai_stream import Ask, Endpoint, Patience, stream_chat
 from loadtest.stack import child, tail
-from router.config import ConfigError, load_fleet
+from router.config.fleet_file import ConfigError, load_fleet
 
 START_LIMIT_S = 300.0
 """Of `headrace up`: its first start on a machine fetches weights and measures engines."""

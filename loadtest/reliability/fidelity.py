@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from loadtest.reliability.backend import DONE, SERVED, ActingBackend
 from loadtest.reliability.client import MODEL, Gateway, ask, backend_entry, chat, gateway, ready
 from loadtest.reliability.measured import Measured, Size
-from router.sse import ModelNameEdit, StreamReader
+from router.wire.sse import ModelNameEdit, StreamReader
 
 SPLITS = {Size.CI: (5_000, 1_000), Size.LONG: (100_000, 20_000)}
 """Random multi-splits of the reader, and cuts through sockets."""

@@ -9,7 +9,7 @@ from loadtest.sim.workload import SimRequest
 from policies.attempts import Failure
 from policies.facts import RequestFacts
 from policies.learning import Sent
-from router.leases import Lease
+from router.fleet.leases import Lease
 
 
 class Fate(StrEnum):

@@ -1,4 +1,4 @@
-"""One simulated gateway: views, decisions, leases, health, retries and the learner, as `router.dispatch` joins them.
+"""One simulated gateway: views, decisions, leases, health, retries and the learner, as `router.path` joins them.
 
 It holds no clock: each call says what time it is. What it wants done (send this attempt there) it returns.
 """
@@ -17,8 +17,8 @@ from policies.attempts import AttemptRules, Failure, FailureCause, Retry, RetryB
 from policies.learning import End, Learner, NoLearner
 from policies.pipeline import decide
 from policies.policy import Decision, Pipeline, Priced, predicted_p99_s
-from router.fleet import BOOK_SUCCESSES_EVERY_S
-from router.leases import Lease
+from router.fleet.leases import Lease
+from router.fleet.live import BOOK_SUCCESSES_EVERY_S
 
 RULES = HealthRules()
 ATTEMPTS = AttemptRules()

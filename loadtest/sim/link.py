@@ -1,6 +1,6 @@
 """One backend as one simulated gateway knows it: books, health, last sample, and the frozen view made of them.
 
-The counterpart of `router.fleet.LiveBackend`. Books and leases are the router's own; health goes through the same
+The counterpart of `router.fleet.live.LiveBackend`. Books and leases are the router's own; health goes through the same
 machine. Two things differ in form, not in meaning. What streams have grown by is not booked token by token: all
 streams of an engine that emit get a token in each of its iterations, so a count of streams and a count of iterations
 stand for it. And peers' loads come from the last gossip rather than from shared memory.
@@ -20,8 +20,8 @@ from loadtest.sim.flight import Flight
 from policies.estimate import DRIFT_RANGE, predict
 from policies.facts import RequestFacts
 from policies.learning import Learner
-from router.fleet import EWMA_WEIGHT, MIN_TOKENS_FOR_DRIFT
-from router.leases import Books
+from router.fleet.leases import Books
+from router.fleet.live import EWMA_WEIGHT, MIN_TOKENS_FOR_DRIFT
 
 Load = tuple[int, int, int, int]
 NOTHING: Load = (0, 0, 0, 0)
@@ -140,7 +140,7 @@ class Link:
         self._view = None
 
     def view(self, now: float, belief: Any) -> BackendView:
-        """The frozen picture, as `router.fleet.LiveBackend.view` makes it; the same one while nothing has changed."""
+        """The frozen picture, as `LiveBackend.view` makes it; the same one while nothing has changed."""
         return self._viewed(self._seen(now), belief)
 
     def _viewed(self, seen: int, belief: Any) -> BackendView:
@@ -189,7 +189,7 @@ class Link:
 
     def observe_pace(self, facts: RequestFacts, decided_on: BackendView, tpot_s: float, tokens: int,
                      now: float) -> None:
-        """Move the drift factor by one finished stream, as `router.fleet.LiveBackend.observe_pace` does."""
+        """Move the drift factor by one finished stream, as `LiveBackend.observe_pace` does."""
         if tokens < MIN_TOKENS_FOR_DRIFT or decided_on.belief is not None:  # a belief has a drift of its own
             return
         predicted_s = predict(facts, replace(decided_on, drift=1.0), now).tpot_s

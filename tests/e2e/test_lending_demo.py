@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import engine_sets
-from headrace.lending_scene import Scene
-from headrace.up import UpOptions, run_up
+from headrace.up import engine_sets
+from headrace.up.run import UpOptions, run_up
+from headrace.up.scene import Scene
 from tests.processes import is_running
 
 SHORT = Scene(period_s=26.0, periods=2.6, bin_s=2.6, prelude_s=4.0, grace_s=3.0, peak_share=0.75, is_even=True)

@@ -166,7 +166,7 @@ async def test_a_wall_clock_that_jumps_by_an_hour_moves_no_deadline(tmp_path: Pa
     from allocator.service.keeper import Note
     from allocator.service.levers import Recall, recall
     from allocator.service.service import Service, open_store
-    from headrace.allocator_file import load_allocator
+    from headrace.allocator.file import load_allocator
 
     process = AllocatorProcess(tmp_path, document(tmp_path))
     declared = load_allocator(process.file)

@@ -27,7 +27,7 @@ from allocator.store.history import What
 from allocator.store.journal import Journal
 from allocator.store.leadership import Deposed
 from allocator.store.schema import StoreError
-from headrace.allocator_file import load_allocator
+from headrace.allocator.file import load_allocator
 from tests.allocator_processes import (
     FOREVER,
     QUICK,

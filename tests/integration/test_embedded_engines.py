@@ -19,7 +19,7 @@ import pytest
 from backends.embedded import trio
 from backends.embedded.model_files import ModelFile, prepare
 from backends.embedded.supervisor import ChildState, Supervisor
-from headrace.up import engine_ports
+from headrace.up.run import engine_ports
 
 GRAVITY = [{"role": "user", "content": "Explain gravity in one sentence."}]
 NAMES = tuple(engine.name for engine in trio.TRIO)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router import attempt, call
 from router.app import Running
-from router.call import LARGE_BODY_BYTES
+from router.path import attempt, call
+from router.path.call import LARGE_BODY_BYTES
 from tests.gateway_stack import ALIAS, chat, client_of, gateway
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, answer_hello, delta, event
@@ -48,7 +48,7 @@ async def test_a_bug_behind_the_backend_is_a_500_and_leaves_nothing_behind(
 
 
 async def test_a_bug_while_the_next_backend_is_chosen_is_a_500(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.dispatch.next_attempt", broken)
+    monkeypatch.setattr("router.path.dispatch.next_attempt", broken)
 
     async def busy(request: Received) -> None:
         await request.answer(503, {})
@@ -79,7 +79,7 @@ async def test_a_bug_in_mid_stream_is_no_clean_end(tmp_path: Path, monkeypatch: 
     ):
         await client.send(request_bytes(chat(stream=True)))
         await client.until(b"\n\n")
-        monkeypatch.setattr("router.relay.EventRelay.body", broken)
+        monkeypatch.setattr("router.path.relay.EventRelay.body", broken)
         go_on.set()
         rest = await client.to_end()
         assert not rest.endswith(b"0\r\n\r\n")

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from router.app import Running
-from router.keys import KeyRing, environment_rows
+from router.keys.ring import KeyRing, environment_rows
 from tests.gateway_stack import MODEL, chat, client_of, gateway
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, raw_exchange, request_bytes
 from tests.scripted_backend import Received, ScriptedBackend, answer_hello

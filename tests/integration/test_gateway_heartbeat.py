@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.relay import HEARTBEAT
+from router.path.relay import HEARTBEAT
 from tests.gateway_stack import chat, gateway
 from tests.raw_client import at_rest, eventually, raw_client, raw_exchange, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, answer_hello, completion, delta, event

@@ -23,10 +23,10 @@ from policies.facts import RequestFacts
 from policies.hedging import Awaited, First, Hedge, HedgeRules
 from policies.policy import Priced
 from router.app import Running
-from router.attempt import Attempt
-from router.course import Course
-from router.exchange import HedgeEnd
-from router.hedging import Hedging
+from router.path.attempt import Attempt
+from router.path.course import Course
+from router.path.hedging import Hedging
+from router.request.exchange import HedgeEnd
 from tests.gateway_stack import chat, client_of, fleet_document, gateway, write_fleet
 from tests.integration.test_gateway_cancellation import blameless
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, request_bytes, sample
@@ -412,8 +412,8 @@ async def test_a_client_that_leaves_before_the_hedge_is_due_is_not_hedged(tmp_pa
 
 
 async def test_the_budget_is_kept_and_is_not_that_of_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.hedging.first_of", soon)
-    monkeypatch.setattr("router.hedging.hedge", at_once)
+    monkeypatch.setattr("router.path.hedging.first_of", soon)
+    monkeypatch.setattr("router.path.hedging.hedge", at_once)
     requests, ratio = 60, 0.05
     bounds = {"enabled": True, "budget_ratio": ratio, "budget_floor_per_s": 0.0}
     async with (
@@ -494,8 +494,8 @@ async def test_after_a_heartbeat_nobody_else_can_answer(tmp_path: Path) -> None:
 
 
 async def test_hundreds_of_hedges_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.hedging.first_of", soon)
-    monkeypatch.setattr("router.hedging.hedge", at_once)
+    monkeypatch.setattr("router.path.hedging.first_of", soon)
+    monkeypatch.setattr("router.path.hedging.hedge", at_once)
     waves, wave = 40, 10  # no more than the budget can save up at once
     moods: list[Script] = [silent, silent_after(SSE_HEAD), hello_after(0.06), status_after(0.03, 503)]
 
@@ -536,8 +536,8 @@ async def test_whatever_happens_one_backend_answers_and_the_books_are_even(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Both backends wait, write, stop and fail as dice say, and clients leave when they say."""
-    monkeypatch.setattr("router.hedging.first_of", soon)
-    monkeypatch.setattr("router.hedging.hedge", at_once)
+    monkeypatch.setattr("router.path.hedging.first_of", soon)
+    monkeypatch.setattr("router.path.hedging.hedge", at_once)
     dice = Random(seed)
 
     def acting(name: str) -> Script:
@@ -675,7 +675,7 @@ async def test_a_bug_is_a_500_and_leaves_nothing_behind(
         asking = asyncio.create_task(asked(client))
         await eventually(lambda: bool(one.requests))
         if where == "hedge":
-            monkeypatch.setattr("router.hedging.hedge", broken)
+            monkeypatch.setattr("router.path.hedging.hedge", broken)
         else:
             monkeypatch.setattr(Attempt, "post", broken)
         assert (await asking).status_code == 500

@@ -11,7 +11,7 @@ from backends.catalog.health import Probe
 from policies.attempts import FailureCause
 from policies.learners.ccr.learner import CcrLearner
 from router.app import Running
-from router.errors import ERROR_TYPES
+from router.wire.errors import ERROR_TYPES
 from tests.gateway_stack import MODEL, chat, client_of, gateway, write_fleet
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, answer_hello, delta, event

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.app import Running
-from router.relay import RELAYED_HEADERS
+from router.wire.relayed_headers import RELAYED_HEADERS
 from tests.gateway_stack import chat, gateway
 from tests.raw_client import at_rest, raw_exchange, request_bytes
 from tests.scripted_backend import Received, ScriptedBackend

@@ -14,7 +14,7 @@ from allocator.lender.router_lender import RouterAdmin, RouterLender, RouterUnre
 from allocator.model.inventory import BackendState, Supply
 from allocator.service.config import Declared
 from allocator.service.lender import Seen
-from headrace.allocator_file import load_allocator
+from headrace.allocator.file import load_allocator
 from tests.gateway_stack import chat, client_of, gateway
 from tests.integration.test_gateway_lending import QUICK, known, until_healthy
 from tests.raw_client import CHAT_PATH

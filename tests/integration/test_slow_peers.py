@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from router.app import Running
-from router.wire import WireLimits
+from router.wire.head import WireLimits
 from tests.gateway_stack import chat, gateway
 from tests.raw_client import CHAT_PATH, RawClient, at_rest, eventually, raw_client, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, answer_hello, delta, event

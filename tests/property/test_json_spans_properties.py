@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.json_spans import MAX_MEMBERS, DuplicateKeyError, TooManyMembersError, parse_object
+from router.wire.json_spans import MAX_MEMBERS, DuplicateKeyError, TooManyMembersError, parse_object
 
 # Characters that parsers trip over: quotes, backslashes, braces, control characters, astral planes.
 TEXT = st.text(st.sampled_from('ab"\\/{}[]:, \n\t\x00\x7fé漢🙂'), max_size=8) | st.text(

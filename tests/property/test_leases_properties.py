@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.leases import Books, Lease
+from router.fleet.leases import Books, Lease
 
 
 def totals(books: Books) -> dict[str, int]:

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from backends.catalog.health import HealthRules
 from backends.catalog.spec import BackendSpec
-from router.fleet import BackendLease, Fleet
-from router.peers import Peers
-from router.shared import Header, RowState, Table
+from router.fleet.live import BackendLease, Fleet
+from router.workers.peers import Peers
+from router.workers.table import Header, RowState, Table
 
 NAMES = ("a", "b", "c", "d")
 ROWS = 4

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.answer_members import Usage
-from router.sse import MAX_EVENT_BYTES, EventTooLargeError, ModelNameEdit, SseCutter, StreamReader
+from router.wire.answer_members import Usage
+from router.wire.sse import MAX_EVENT_BYTES, EventTooLargeError, ModelNameEdit, SseCutter, StreamReader
 from tests.scripted_backend import delta, event
 
 SERVED, ASKED = "qwen-awq", "chat-large"

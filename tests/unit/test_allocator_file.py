@@ -15,7 +15,7 @@ from allocator.model.jobs import Kind, Level, Run
 from allocator.model.pools import Currency, PoolKind
 from allocator.service.config import Declared
 from allocator.service.job_request import JobRequest, Saved, launch_of, read_attached, request_text, saved_text
-from headrace.allocator_file import load_allocator, load_job
+from headrace.allocator.file import load_allocator, load_job
 from settings.source import ConfigError
 
 FILE: dict[str, Any] = {

@@ -13,7 +13,7 @@ from loadtest.bench.starting import ASIDE, find, version_in
 from loadtest.bench.targets import TARGETS
 from loadtest.bench.targets.headrace_gateway import KEY_VARIABLE
 from loadtest.bench.targets.target import Launch, Site, Target
-from router.config import load_fleet
+from router.config.fleet_file import load_fleet
 
 ENGINE_PORTS = tuple(range(40001, 40009))
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from headrace import cli
-from headrace.status import AdminError, fetch_fleet, layout, request_reload, show_status
+from headrace.gateway.status import AdminError, fetch_fleet, layout, request_reload, show_status
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
@@ -226,15 +226,15 @@ def test_layouts_are_shown_short(parallel: object, shown: str) -> None:
 
 
 def test_up_hands_over_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import headrace.up
+    import headrace.up.run
 
-    seen: list[headrace.up.UpOptions] = []
+    seen: list[headrace.up.run.UpOptions] = []
 
-    async def run_up(options: headrace.up.UpOptions) -> int:
+    async def run_up(options: headrace.up.run.UpOptions) -> int:
         seen.append(options)
         return 3
 
-    monkeypatch.setattr(headrace.up, "run_up", run_up)
+    monkeypatch.setattr(headrace.up.run, "run_up", run_up)
     done = CliRunner().invoke(cli.app, ["up", "--engines", "simulated", "--port", "1", "--run-dir", str(tmp_path),
                                         "--time-scale", "5", "--no-calibrate", "--json"])
     assert done.exit_code == 3

@@ -13,8 +13,8 @@ from backends.catalog.spec import ParallelLayout
 from policies.admission import ClassRules
 from policies.facts import Budget
 from policies.hedging import HedgeRules
-from router.config import ConfigError, LoadedFleet, Problem, load_fleet, load_fleet_bytes
-from router.generation import Generation
+from router.config.fleet_file import ConfigError, LoadedFleet, Problem, load_fleet, load_fleet_bytes
+from router.request.generation import Generation
 
 FLEETS = Path(__file__).resolve().parent.parent / "fixtures" / "fleets"
 SMALL = (FLEETS / "small.yaml").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.check import check
+from headrace.gateway.check import check
 
 SMALL = Path(__file__).resolve().parent.parent.joinpath("fixtures/fleets/small.yaml").read_text(encoding="utf-8")
 

@@ -15,7 +15,7 @@ from allocator.service.config import AllocatorConfig
 from allocator.service.job_request import JobRequest
 from allocator.service.metrics import AllocatorMetrics
 from headrace import cli
-from headrace.allocator_file import load_allocator
+from headrace.allocator.file import load_allocator
 from tests.unit.test_docs_configuration import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ from backends.catalog.health import HealthRules
 from backends.catalog.spec import Coefficients
 from backends.engines import DIALECTS
 from policies.registry import describe
-from router.config import FleetConfig, LoadedFleet, load_fleet, load_fleet_bytes
-from router.config_sections import CoefficientsSection, HealthSection
+from router.config.fleet_file import FleetConfig, LoadedFleet, load_fleet, load_fleet_bytes
+from router.config.sections import CoefficientsSection, HealthSection
 from settings.problems import section_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent

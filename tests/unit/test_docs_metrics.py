@@ -5,14 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from router.config_sections import LendingSection
-from router.feedback import Faults
-from router.fleet import Fleet
-from router.lending_report import LendingCollector, LendingDesk
-from router.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
-from router.waiting import WaitingRoom
+from router.config.sections import LendingSection
+from router.fleet.feedback import Faults
+from router.fleet.live import Fleet
+from router.lending.report import LendingCollector, LendingDesk
+from router.record.metrics import ClassCollector, FleetCollector, LedgerCollector, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "metrics.md"
 
@@ -21,9 +18,8 @@ def test_every_metric_has_its_heading_and_no_heading_is_stale() -> None:
     metrics = Metrics()
     fleet = Fleet()
     metrics.registry.register(FleetCollector(fleet))
-    waiting = WaitingRoom(lambda: 0.0, lambda *_: pytest.fail("nobody waits"))
     config: Any = SimpleNamespace(models=(), latency_classes=(), lending=LendingSection())
-    metrics.registry.register(ClassCollector(fleet, Faults(), waiting, lambda: config))
+    metrics.registry.register(ClassCollector(fleet, Faults(), dict, lambda: config))
     metrics.registry.register(LedgerCollector())
     metrics.registry.register(LendingCollector(LendingDesk(fleet, config, lambda: 0.0)))
     exported = {

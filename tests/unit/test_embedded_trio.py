@@ -8,9 +8,9 @@ import pytest
 from backends.catalog.spec import Coefficients
 from backends.embedded.model_files import PRECISIONS, ModelFile
 from backends.embedded.trio import TRIO, backend_specs, card_type, child_spec
-from headrace.engine_sets import EngineSet, LlamaCppEngines, SimulatedEngines
-from headrace.fleet_file import FleetFile, render
-from router.config import load_fleet
+from headrace.up.engine_sets import EngineSet, LlamaCppEngines, SimulatedEngines
+from headrace.up.fleet_file import FleetFile, render
+from router.config.fleet_file import load_fleet
 
 PORTS = {engine.name: 9101 + index for index, engine in enumerate(TRIO)}
 FILES = {precision: ModelFile(precision, Path(f"/models/{precision}.gguf"), 1, "0" * 64) for precision in PRECISIONS}

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace import up
-from headrace.up import UpError, UpOptions, engine_ports, gateway_ports, run_folder, run_up
+from headrace.up import run as up
+from headrace.up.run import UpError, UpOptions, engine_ports, gateway_ports, run_folder, run_up
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_ctrl_c_during_the_download_ends_the_work_and_says_so(
 def test_an_engine_that_cannot_start_ends_it_with_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.engine_sets.SimulatedEngines._served_name", lambda self, card: "--nonsense")
+    monkeypatch.setattr("headrace.up.engine_sets.SimulatedEngines._served_name", lambda self, card: "--nonsense")
     options = UpOptions(engines="simulated", port=0, admin_port=0, run_dir=tmp_path)
     assert asyncio.run(run_up(options)) == 1
     error = capsys.readouterr().err

@@ -14,9 +14,9 @@ from policies.attempts import FailureCause
 from policies.estimate import Estimate
 from policies.learning import End
 from policies.policy import Decision, Priced, predicted_p99_s
-from router.answer_members import Usage
-from router.feedback import PACE_EVERY_S, STALLED_S, Faults, Feedback, Pacing
-from router.leases import Books
+from router.fleet.feedback import PACE_EVERY_S, STALLED_S, Faults, Feedback, Pacing
+from router.fleet.leases import Books
+from router.wire.answer_members import Usage
 from tests.policy_fleet import NOW_S, a_backend, a_request
 from tests.told_learner import ToldLearner
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Counter as PlainCounter
 from prometheus_client import Histogram as PlainHistogram
 
-from router.instruments import Counter, Histogram
+from router.record.instruments import Counter, Histogram
 
 BOUNDS = (0.01, 0.1, 1.0)
 values = st.floats(0, 10) | st.sampled_from(BOUNDS)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from policies.facts import Budget
-from router.errors import ApiError
-from router.intake import (
+from router.request.intake import (
     DEFAULT_OUTPUT_TOKENS,
     Endpoint,
     InferenceRequest,
@@ -18,7 +17,8 @@ from router.intake import (
     read_request,
     request_id_of,
 )
-from router.prompt_ratios import PromptRatios
+from router.request.prompt_ratios import PromptRatios
+from router.wire.errors import ApiError
 
 CHAT = Endpoint.CHAT_COMPLETIONS
 TIMEOUTS = PhaseTimeouts(connect_s=2, first_token_s=30, inter_token_s=15, total_s=600)

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.keys import append_row, new_key
-from router.errors import ApiError
-from router.keys import (
+from headrace.gateway.keys import append_row, new_key
+from router.keys.file import KeySection, KeysFile, load_keys, parse_keys, unique_rows
+from router.keys.ring import (
     ANYONE,
     KeyRing,
     KeyRow,
@@ -28,7 +28,7 @@ from router.keys import (
     environment_rows,
     sole_authorization,
 )
-from router.keys_file import KeySection, KeysFile, load_keys, parse_keys, unique_rows
+from router.wire.errors import ApiError
 from settings.source import ConfigError
 
 KEY = b"hr-abcdefghijklmnopqrstuvwxyz012345"
@@ -502,7 +502,7 @@ def test_wrong_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 
 def test_the_command_needs_no_gateway_to_be_imported() -> None:
-    code = "import sys, headrace.keys; print([m for m in ('uvicorn', 'starlette') if m in sys.modules])"
+    code = "import sys, headrace.gateway.keys; print([m for m in ('uvicorn', 'starlette') if m in sys.modules])"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

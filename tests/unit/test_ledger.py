@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import router.log_file
+import router.record.log_file
 from backends.catalog.health import Health, HealthState
 from policies.attempts import FailureCause
 from policies.estimate import Estimate, predict
@@ -29,14 +29,14 @@ from policies.filters import Rejection
 from policies.policy import Decision, Pipeline, Priced, Rejected
 from policies.registry import build_pipeline
 from policies.spec import PolicySpec
-from router.answer_members import Usage
-from router.decision_record import DecisionRecord, record_of
-from router.exchange import Exchange, HedgeEnd, Outcome, Tried
-from router.grounds import MAX_LISTED, grounds_of
-from router.intake import Endpoint
-from router.keys import Principal
-from router.ledger import SLICE_RECORDS, Ledger
-from router.log_file import LogFile
+from router.keys.ring import Principal
+from router.record.decision_record import DecisionRecord, record_of
+from router.record.grounds import MAX_LISTED, grounds_of
+from router.record.ledger import SLICE_RECORDS, Ledger
+from router.record.log_file import LogFile
+from router.request.exchange import Exchange, HedgeEnd, Outcome, Tried
+from router.request.intake import Endpoint
+from router.wire.answer_members import Usage
 from tests.policy_fleet import NOW_S, ROOMY, a_backend, a_request, choose, decoding
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "decision-record.md").read_text(encoding="utf-8")
@@ -295,8 +295,8 @@ class StalledDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = threading.Event()
         self._answered = threading.Event()
-        self._write_all = router.log_file._write_all
-        monkeypatch.setattr(router.log_file, "_write_all", self._stall)
+        self._write_all = router.record.log_file._write_all
+        monkeypatch.setattr(router.record.log_file, "_write_all", self._stall)
 
     def answer(self) -> None:
         self._answered.set()

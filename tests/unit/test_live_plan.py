@@ -23,7 +23,7 @@ from loadtest.live.gateways import gateway_document
 from loadtest.live.prompts import BYTES_PER_TOKEN, MARK_DIGITS, mark, prompt_body
 from loadtest.live.schedule import drain_s, lay_out, order, parse_schedule, schedule_file
 from loadtest.measured import unloaded_inter_token_s, unloaded_ttft_s
-from router.config import FleetConfig
+from router.config.fleet_file import FleetConfig
 
 MODEL = "smollm2"
 

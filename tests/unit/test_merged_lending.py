@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.lending import Stage
-from router.merged_lending import merge_backend, merge_publications
+from router.lending.stages import Stage
+from router.workers.merged_lending import merge_backend, merge_publications
 
 
 def said(stage: str, **fields: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.merged_admin import merge_fleets
-from router.merged_metrics import Page, Retired, page_of
+from router.workers.merged_admin import merge_fleets
+from router.workers.merged_metrics import Page, Retired, page_of
 
 
 def page(requests: float, in_flight: float, ok: float = 1, drift: float = 1.0, seconds: tuple[float, ...] = ()) -> Page:

@@ -8,12 +8,12 @@ import pytest
 from backends.catalog.health import HealthRules, HealthState, OutcomeKind, Probe
 from backends.catalog.sample import LoadSample
 from backends.catalog.spec import BackendSpec
-from router.errors import ApiError
-from router.fleet import Fleet
-from router.keys import Principal
-from router.peers import STALE_S, Peers, is_alive
-from router.shared import CLASSES, Header, RowState, Table
-from router.shared_limits import SharedInFlight, SharedParallel
+from router.fleet.live import Fleet
+from router.keys.ring import Principal
+from router.wire.errors import ApiError
+from router.workers.limits import SharedInFlight, SharedParallel
+from router.workers.peers import STALE_S, Peers, is_alive
+from router.workers.table import CLASSES, Header, RowState, Table
 
 RULES = HealthRules(silent_failures_to_eject=2, base_ejection_s=5.0, trial_successes=1, slow_start_s=10.0)
 NAMES = ("a", "b", "c")

@@ -7,10 +7,10 @@ import pytest
 
 from policies.attempts import FailureCause
 from policies.facts import Budget
-from router.answer_members import Usage
-from router.exchange import Exchange, Outcome
-from router.intake import Endpoint
-from router.promises import Judged, Prediction, judge, within
+from router.request.exchange import Exchange, Outcome
+from router.request.intake import Endpoint
+from router.request.promises import Judged, Prediction, judge, within
+from router.wire.answer_members import Usage
 from tests.policy_fleet import a_request
 
 GENERATION: Any = SimpleNamespace(config_hash="c")

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Budget
-from router.intake import Endpoint, LatencyClass, PhaseTimeouts, Vocabulary, read_request
-from router.prompt_ratios import MAX_BASE, RATIO_RANGE, PromptRatios
-from router.prompt_size import MEDIA_TOKENS, PIECES, SAMPLE_BYTES, PromptSize, Script, measure_prompt
+from router.request.intake import Endpoint, LatencyClass, PhaseTimeouts, Vocabulary, read_request
+from router.request.prompt_ratios import MAX_BASE, RATIO_RANGE, PromptRatios
+from router.request.prompt_size import MEDIA_TOKENS, PIECES, SAMPLE_BYTES, PromptSize, Script, measure_prompt
 
 SAMPLES = Path(__file__).resolve().parent.parent / "fixtures" / "prompts" / "samples.json"
 TOKENIZERS = ("qwen", "mistral", "deepseek")

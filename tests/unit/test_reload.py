@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import LoadedFleet, Problem, load_fleet
-from router.reload import Reloader, ReloadResult
+from router.config.fleet_file import LoadedFleet, Problem, load_fleet
+from router.config.reload import Reloader, ReloadResult
 
 SMALL = Path(__file__).resolve().parent.parent.joinpath("fixtures/fleets/small.yaml").read_text(encoding="utf-8")
 HEAVIER = SMALL.replace("weight: 2", "weight: 5")
@@ -335,7 +335,7 @@ def test_a_missed_event_is_repaired_by_comparing_content(
     def no_inotify(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("router.reload.awatch", no_inotify)
+    monkeypatch.setattr("router.config.reload.awatch", no_inotify)
     watched_once(fleet_file, gateway, lambda: fleet_file.write_text(HEAVIER))
     assert gateway.results[-1].trigger == "poll"
 

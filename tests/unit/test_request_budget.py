@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Budget
-from router.config_sections import TimeoutsSection
-from router.errors import ApiError
-from router.generation import lengthened_timeouts, phase_timeouts
-from router.intake import Endpoint, InferenceRequest, LatencyClass, PhaseTimeouts, Vocabulary, read_request
-from router.prompt_ratios import PromptRatios
+from router.config.sections import TimeoutsSection
+from router.request.generation import lengthened_timeouts, phase_timeouts
+from router.request.intake import Endpoint, InferenceRequest, LatencyClass, PhaseTimeouts, Vocabulary, read_request
+from router.request.prompt_ratios import PromptRatios
+from router.wire.errors import ApiError
 
 TIMEOUTS = TimeoutsSection()
 

@@ -6,8 +6,8 @@ import pytest
 
 from backends.catalog.health import HealthRules, OutcomeKind, Probe
 from backends.catalog.spec import BackendSpec
-from router.fleet import LATELY_UP_S, Fleet
-from router.leases import Rate
+from router.fleet.leases import Rate
+from router.fleet.live import LATELY_UP_S, Fleet
 
 
 class Clock:

@@ -7,13 +7,13 @@ import pytest
 
 from backends.catalog.health import HealthRules
 from backends.catalog.spec import BackendSpec
-from router.config_sections import LendingSection
-from router.demand import Demand, Tally
-from router.fleet import Fleet
-from router.leases import DECODE_REQUESTS, PREFILL_REQUESTS
-from router.peers import Peers
-from router.shared import MODELS, RowState, Table
-from router.shared_demand import SharedTally
+from router.config.sections import LendingSection
+from router.fleet.leases import DECODE_REQUESTS, PREFILL_REQUESTS
+from router.fleet.live import Fleet
+from router.lending.demand import Demand, Tally
+from router.workers.demand import SharedTally
+from router.workers.peers import Peers
+from router.workers.table import MODELS, RowState, Table
 
 SPECS = [BackendSpec(name, f"http://127.0.0.1/{name}", "openai", "m", "m", "card") for name in ("a", "b")]
 

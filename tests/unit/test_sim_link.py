@@ -13,8 +13,8 @@ from loadtest.sim.link import Link, share_loads
 from loadtest.sim.pools import MODEL, find_pool
 from loadtest.sim.workload import Physics, SimRequest
 from policies.facts import RequestFacts
-from router.fleet import Fleet
-from router.leases import Lease
+from router.fleet.leases import Lease
+from router.fleet.live import Fleet
 
 BACKEND = find_pool("site").backends[0]
 SPEC = BACKEND.told(BACKEND.coefficients)

@@ -338,7 +338,7 @@ def test_all_that_a_run_imports_is_in_the_hash() -> None:
     loaded = {file for file in ours if any(file.is_relative_to(package) for package in packages)}
     assert len(loaded) > 50
     assert loaded - set(code_files()) == {ROOT / "loadtest/sim/scorecard/__init__.py"}
-    assert {ROOT / "router/leases.py", ROOT / "router/fleet.py"} <= set(code_files())
+    assert {ROOT / "router/fleet/leases.py", ROOT / "router/fleet/live.py"} <= set(code_files())
 
 
 def test_a_scorecard_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from policies.facts import Budget
 from policies.learners.ccr.learner import CcrLearner
 from policies.learning import NoLearner
 from policies.policy import Priced
-from router.prompt_ratios import PromptRatios
-from router.prompt_size import PromptSize
-from router.state_file import MAX_BYTES, StateFile, fingerprint
+from router.fleet.state_file import MAX_BYTES, StateFile, fingerprint
+from router.request.prompt_ratios import PromptRatios
+from router.request.prompt_size import PromptSize
 from tests.policy_fleet import A100_PAIR, NOW_S, a_backend, a_request
 from tests.policy_memory import serve
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.allocator_tables import span
-from headrace.top import BAR, frame, time_line
+from headrace.allocator.tables import span
+from headrace.allocator.top import BAR, frame, time_line
 
 LOAN: dict[str, Any] = {
     "loan": "chat-0", "epoch": 3, "state": "lent", "owner": "borrower", "lender": "chat", "borrower": "training",

@@ -19,7 +19,7 @@ from loadtest.run import CLASSES, LoadOptions, planned_requests, read_thresholds
 from loadtest.stack import at_time_scale, fleet_document
 from loadtest.traffic import AZURE_CONV_PROMPTS, Lengths, Traffic, arrivals, prompt_text, user_dice
 from loadtest.verdict import Row, Threshold, ThresholdsError, judge, parse_thresholds, passed
-from router.config import load_fleet
+from router.config.fleet_file import load_fleet
 
 CARDS = {name: at_time_scale(find_card(name).coefficients, LoadOptions().time_scale) for name in LoadOptions().cards}
 SIMULATED = read_thresholds(LoadOptions().thresholds, "simulated")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.admission import AdmissionRules, ClassRules, Refusal, Refused
 from policies.facts import Budget, RequestFacts
-from router.waiting import LOOK_EVERY_S, WaitingRoom
+from router.path.waiting import LOOK_EVERY_S, WaitingRoom
 from tests.policy_fleet import a_request
 
 RULES = AdmissionRules(100, 3, {"one": ClassRules(max_waiting=1)})

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from router.config import load_fleet_bytes
-from router.shared import MAX_WORKERS
-from router.worker import SeatPlan, WorkerGateway
-from router.workers import MAX_BACKOFF_S, backoff_s, own_folder
+from router.config.fleet_file import load_fleet_bytes
+from router.workers.parent import MAX_BACKOFF_S, backoff_s, own_folder
+from router.workers.table import MAX_WORKERS
+from router.workers.worker import SeatPlan, WorkerGateway
 from tests.gateway_stack import fleet_document
 
 

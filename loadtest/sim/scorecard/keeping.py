@@ -18,8 +18,8 @@ from loadtest.sim.scorecard.tasks import Answer, Decisions, Task, answer_type
 
 ROOT = Path(__file__).resolve().parents[3]
 CODE = (
-    "backends/catalog", "policies", "router/fleet.py", "router/leases.py", "loadtest/fake_engine", "loadtest/*",
-    "loadtest/sim/*", "loadtest/sim/bound", "loadtest/sim/extracts", "loadtest/sim/scorecard/tasks.py",
+    "backends/catalog", "policies", "router/fleet/live.py", "router/fleet/leases.py", "loadtest/fake_engine",
+    "loadtest/*", "loadtest/sim/*", "loadtest/sim/bound", "loadtest/sim/extracts", "loadtest/sim/scorecard/tasks.py",
 )
 """Folders with all in them, `/*`: without the folders in it. Of the router a run takes its books and a constant."""
 SUFFIXES = {".py", ".json", ".csv", ".gz", ".jsonl"}

@@ -1,0 +1,1 @@
+"""`headrace up`: engines, fleet file and gateway in one command, and the demo of a loan."""

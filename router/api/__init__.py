@@ -1,0 +1,1 @@
+"""All routes but inference: what clients ask besides, and the operators' listener."""

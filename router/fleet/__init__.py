@@ -1,0 +1,1 @@
+"""The backends as they are now: their books, their health, and what is believed of them."""

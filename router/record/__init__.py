@@ -1,0 +1,1 @@
+"""What is kept of requests: the decision log and its grounds, and every Prometheus name."""

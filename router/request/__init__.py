@@ -1,0 +1,1 @@
+"""One request as a noun: what its bytes ask for, under which configuration, and what became of it."""

@@ -1,0 +1,1 @@
+"""What crosses the wire, as bytes: heads and framing, JSON, events, and errors in OpenAI's shape."""
