@@ -64,9 +64,9 @@ JOB = {"name": "x", "queue": "q", "cards": ["k80"], "command": ["true"]}
     ({"queue": "nowhere"}, 422, "There is no queue nowhere. Known: q."),
     ({"cards": []}, 422, "cards"),
     ({"name": "a b"}, 422, "must be 1 to 64 letters"),
-    ({"gang": {"min": 3, "max": 2}}, 422, "gang.min must not be above gang.max"),
+    ({"gang": {"min": 3, "max": 2}}, 422, "gang: min must not be above max"),
     ({"gang": 0}, 422, "gang"),
-    ({"folder": "here"}, 422, "folder must be absolute"),
+    ({"folder": "here"}, 422, "folder: must be absolute"),
     ({"colour": "red"}, 422, "colour"),
     ({"work_unit_s": float("inf")}, 422, "work_unit_s"),
     ({"command": []}, 422, "command"),
@@ -114,6 +114,7 @@ def test_a_web_page_of_elsewhere_is_not_let_in(running: AllocatorProcess) -> Non
     ("POST", "/v1/devices", {"devices": ["t0:9"], "condition": "cordoned"}, 409),
     ("PUT", "/v1/supply", {"pool": "inference", "card": "v100", "lendable": -1, "spare": 0}, 422),
     ("GET", "/v1/loans/history?limit=many", None, 422),
+    ("GET", "/v1/loans/history?limit=%C2%B2", None, 422),
 ])
 def test_what_makes_no_sense_is_refused_in_one_shape(
     running: AllocatorProcess, method: str, path: str, body: Any, status: int
