@@ -103,6 +103,10 @@ class Service:
             try:
                 term = await asyncio.to_thread(candidate.try_to_lead)
                 if term is None:
+                    leads = candidate.seen_url
+                    if leads != said:
+                        log.info("waiting: %s leads on this store", leads)
+                    said = leads
                     await asyncio.sleep(min(CANDIDATE_POLL_S, self.declared.config.store.lease_s / 3.0))
                     continue
                 said = ""
@@ -125,6 +129,7 @@ class Service:
         except BaseExceptionGroup as found:
             ours, others = found.split((Deposed, StoreError, Refused))
             if ours is None or others is not None:
+                log.exception("a fault of this program ends the term")
                 raise
             raise ours.exceptions[0] from None
         finally:
@@ -240,9 +245,13 @@ def open_store(declared: Declared) -> Engine:
     """The database of a file.
 
     Raises:
-        StoreError: see `open_database`; or the variable with its address is not set.
+        StoreError: see `open_database`; or the variable with its address is not set, or the folder `state` cannot be.
     """
-    declared.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        declared.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as problem:
+        raise StoreError(f"state: the folder {declared.state} cannot be made: {problem.strerror}; name one that may be "
+                         "written") from problem
     try:
         url = declared.store_url(os.environ)
     except KeyError as missing:
