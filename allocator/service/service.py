@@ -98,18 +98,17 @@ class Service:
     async def run(self) -> None:
         """Until cancelled."""
         candidate = Candidate(self.database, self.url, self.declared.config.store.lease_s)
-        said = ""
+        said = waits_for = ""
         while True:
             try:
                 term = await asyncio.to_thread(candidate.try_to_lead)
                 if term is None:
-                    leads = candidate.seen_url
-                    if leads != said:
-                        log.info("waiting: %s leads on this store", leads)
-                    said = leads
+                    if candidate.seen_url not in (waits_for, self.url):    # its own: a term that it could not resign
+                        waits_for = candidate.seen_url
+                        log.info("waiting: %s leads on this store", waits_for)
                     await asyncio.sleep(min(CANDIDATE_POLL_S, self.declared.config.store.lease_s / 3.0))
                     continue
-                said = ""
+                said = waits_for = ""
                 await self._lead(term)
             except (Deposed, StoreError, Refused) as problem:
                 if str(problem) != said:
