@@ -48,7 +48,9 @@ def jobs_table(jobs: Iterable[Row]) -> Table:
         if run:
             where = f"{run['card']} ×{len(run['devices'])} in {run['pool']}" + (" (lent)" if run["loans"] else "")
             if run.get("stop_in_s") is not None:
-                where += f", leaves in {span(run['stop_in_s'])} ({run['stop_reason']})"
+                left_s = run["stop_in_s"]
+                where += (f", leaves in {span(left_s)}" if left_s >= 0.0 else f", late by {span(-left_s)}") \
+                    + f" ({run['stop_reason']})"
             elif job.get("cancelled"):
                 where += ", is about to be told to leave (cancelled)"
         else:
