@@ -193,7 +193,7 @@ def test_jobs_are_submitted_shown_and_cancelled(running: AllocatorProcess, tmp_p
     assert "from-file: cancelled" in headrace(running, "jobs", "show", "from-file").stdout
 
 
-def test_a_job_that_failed_says_why_and_where_its_output_is(running: AllocatorProcess, tmp_path: Path) -> None:
+def test_a_job_that_failed_says_why(running: AllocatorProcess, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: fails\nqueue: q\ncards: [k80]\ncommand: [sh, -c, 'echo out of luck; exit 7']\n")
     assert headrace(running, "jobs", "submit", str(file)).exit_code == 0
