@@ -44,7 +44,7 @@ def answer(verdict: Verdict, now_s: float) -> Answer:
 
 def _span(seconds: object) -> str:
     if not isinstance(seconds, float) or not isfinite(seconds):
-        return "nobody can say when"
+        return "at a time that nobody knows yet"
     if seconds < 120.0:
         return f"in about {max(0.0, seconds):.0f} s"
     return f"in about {seconds / 60.0:.0f} min" if seconds < 7200.0 else f"in about {seconds / 3600.0:.1f} h"

@@ -298,6 +298,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("HEADRACE_TRACEBACK"):
             raise
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]     # what one task of several found says more than that there was a group
         what = str(error) or type(error).__name__
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         print(f"headrace: {kind}{what} (HEADRACE_TRACEBACK=1 shows where)", file=sys.stderr)

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails
 
@@ -64,12 +64,35 @@ def _is_echo(detail: ErrorDetails) -> bool:
 
 
 def _problem(detail: ErrorDetails, document: SourceDocument, model: type[BaseModel]) -> Problem:
-    loc: Loc = detail["loc"]
+    loc = untagged(model, detail["loc"])
     if detail["type"] == "extra_forbidden":
         # The value of an unknown setting is not quoted: it may be a secret under a mistaken name.
         return document.problem(loc, "unknown setting", nearest(str(loc[-1]), _known_settings(model, loc[:-1])))
     message, hint = _words(detail)
     return document.problem(loc, message, hint or _example(model, loc, detail))
+
+
+def untagged(model: type[BaseModel], loc: Loc) -> Loc:
+    """`loc` without the names that the members of a union have there: nobody has written those."""
+    kept: list[str | int] = []
+    tags: set[str] = set()
+    section: type[BaseModel] | None = model
+    for part in loc:
+        if part in tags:
+            tags = set()
+            continue
+        kept.append(part)
+        if isinstance(part, str):
+            info = section.model_fields.get(part) if section else None
+            section = section_in(info.annotation) if info else None
+            tags = set(_tags_in(info.annotation)) if info else set()
+    return tuple(kept)
+
+
+def _tags_in(annotation: Any) -> Iterable[str]:
+    if get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from (one.tag for one in getattr(member, "__metadata__", ()) if isinstance(one, Tag))
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str | None]:

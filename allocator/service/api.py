@@ -7,6 +7,7 @@ as a bridge.
 
 import asyncio
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from ipaddress import ip_address
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from allocator.store.history import What
 from allocator.store.leadership import Deposed
 from allocator.store.schema import StoreError
 from allocator.why import why_pending
+from settings.problems import untagged
 
 MAX_BODY_BYTES = 1_000_000
 HISTORY_LIMIT = 1_000
@@ -298,14 +300,14 @@ async def _body(request: Request, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}"
+        problems = [f"{'.'.join(map(str, untagged(model, one['loc']))) or 'body'}: {one['msg']}"
                     for one in error.errors(include_url=False, include_input=False)]
         raise ApiError(422, "invalid", "; ".join(problems), problems=problems) from None
 
 
 def _number(given: Mapping[str, str], name: str, default: int) -> int:
     text = given.get(name, str(default))
-    if not text.isdigit() or not 1 <= int(text) <= 100_000:
+    if not re.fullmatch("[0-9]{1,6}", text) or not 1 <= int(text) <= 100_000:
         raise ApiError(422, "invalid", f"{name} must be a whole number from 1 to 100,000, got {text[:20]!a}")
     return int(text)
 

@@ -138,8 +138,15 @@ class Declared:
         """Raises KeyError where the variable that holds it is not set."""
         if self.config.store.url_env is not None:
             return environ[self.config.store.url_env]
-        path = self.folder / self.config.store.path if self.config.store.path else self.state / "allocator.db"
-        return f"sqlite:///{path.absolute()}"
+        return f"sqlite:///{self.journal_file}"
+
+    @property
+    def journal_file(self) -> Path | None:
+        """The SQLite file with the journal; `None` where it is in another database."""
+        given = self.config.store
+        if given.url_env is not None:
+            return None
+        return (self.folder / given.path if given.path else self.state / "allocator.db").absolute()
 
 
 def build(config: AllocatorConfig, folder: Path) -> tuple[Declared | None, list[Finding]]:

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from allocator.execution.devices import Device
 from allocator.execution.values import Acknowledgement, CheckpointContract, Launch, Member
@@ -18,7 +18,8 @@ from allocator.model.inventory import node_name
 from allocator.model.jobs import Checkpoint, Job, Kind, Level, Run, Window
 from allocator.service.fields import Amount, Seconds, SecondsFromZero, TimeOfDay, Word
 from allocator.service.sections import Argv
-from settings.fields import Name, Section, Text, VariableName, wrong
+from settings.fields import Name, Section, Text, VariableName
+from settings.problems import Finding, validation_error
 
 _DAYS: tuple["Day", ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP")
@@ -31,6 +32,11 @@ class GangSection(Section):
 
     min: Annotated[int, Field(ge=1, le=100_000)] = Field(description="With fewer it does not start.", examples=[1])
     max: Annotated[int, Field(ge=1, le=100_000)] = Field(description="More are of no use to it.", examples=[4])
+
+
+def _form_of_gang(given: object) -> str:
+    """Which of its two forms is meant, so that what is wrong is said of that one alone."""
+    return "range" if isinstance(given, dict | GangSection) else "number"
 
 
 class CheckpointSection(Section):
@@ -75,7 +81,10 @@ class JobRequest(Section):
         default="unmeasured", description="Workload family, as in the coefficients.", examples=["Transformer"])
     cards: Annotated[tuple[Name, ...], Field(min_length=1, max_length=100, strict=False)] = Field(
         description="Card types that it may run on; it gets one of them.", examples=[["v100", "p100"]])
-    gang: Annotated[int, Field(ge=1, le=100_000)] | GangSection = Field(
+    gang: Annotated[
+        Annotated[int, Field(ge=1, le=100_000), Tag("number")] | Annotated[GangSection, Tag("range")],
+        Discriminator(_form_of_gang),
+    ] = Field(
         default=1, description="Devices, all or none; `{min, max}` takes what there is between the two.", examples=[8])
     memory_gb: Amount = Field(default=0.0, description="Needed on each device.", examples=[32.0])
     work_unit_s: Seconds | None = Field(
@@ -104,12 +113,15 @@ class JobRequest(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobRequest":
+        findings = []
         if isinstance(self.gang, GangSection) and self.gang.min > self.gang.max:
-            raise wrong("gang.min must not be above gang.max")
+            findings.append(Finding(("gang",), "min must not be above max"))
         if len(set(self.cards)) != len(self.cards):
-            raise wrong("cards must name each card once")
+            findings.append(Finding(("cards",), "must name each card once"))
         if not self.folder.startswith("/"):
-            raise wrong("folder must be absolute: the job does not start where you are")
+            findings.append(Finding(("folder",), "must be absolute: the job does not start where you are"))
+        if findings:
+            raise validation_error(findings)
         return self
 
     def job(self) -> Job:

@@ -8,6 +8,7 @@ while something is on its way.
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,6 @@ from allocator.proposals import Proposal, commit
 from allocator.service.acting import Acting, noted
 from allocator.service.keeper import Keeper, Note
 from allocator.service.lender import Lender, Seen
-from allocator.service.replicas import PREFIX
 from allocator.service.reports import observed, strangers
 from allocator.store.leadership import renew
 
@@ -37,6 +37,7 @@ log = logging.getLogger("headrace.allocator")
 
 WALL_DRIFT_S = 1.0
 """A wall clock that is off by more than this from where it was last read is read again."""
+_LAST_NUMBER = re.compile(r"[.-]([0-9]+)\Z")
 QUARANTINE_EVERY_S = 2.0
 """How often devices in quarantine are looked at."""
 
@@ -189,6 +190,6 @@ def _unreachable(world: World, now_s: float) -> Iterator[Event]:
 
 
 def _age(report: Report) -> tuple[int, str]:
-    """Run names end with a number that grows."""
-    number = report.run_id.rpartition("-" if report.run_id.startswith(PREFIX) else ".")[2]
-    return (int(number) if number.isdigit() else 0, report.run_id)
+    """Run names end with a number that grows, behind a dot or, of a replica's engine, a dash."""
+    number = _LAST_NUMBER.search(report.run_id)
+    return (int(number[1]) if number else 0, report.run_id)

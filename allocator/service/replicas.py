@@ -2,10 +2,12 @@
 
 So the engine of a replica and the job on its devices can never meet: each waits for the proof that the other is gone.
 
-A replica's run is called `serve-<backend>-<number>`; the numbers only grow.
+A replica's run is called `serve-<backend>-<number>`; the numbers only grow. A job's run ends with a dot and a number:
+it is never taken for one.
 """
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 
@@ -17,6 +19,7 @@ from allocator.service.config import Declared
 log = logging.getLogger("headrace.allocator.replicas")
 
 PREFIX = "serve-"
+_RUN = re.compile(re.escape(PREFIX) + r"(?P<backend>.+)-(?P<number>[0-9]+)")
 STOP_GRACE_S = 10.0
 """A replica's engine that ignores SIGTERM is killed then."""
 RETRY_S = 2.0
@@ -41,7 +44,7 @@ class ReplicaEngines:
 
     def owns_run(self, run_id: str) -> bool:
         """See the protocol."""
-        return run_id.startswith(PREFIX)
+        return _RUN.fullmatch(run_id) is not None
 
     def command(self, backend: str) -> tuple[str, ...] | None:
         """What starts its engine; `None` where the file leaves that to somebody else."""
@@ -57,6 +60,7 @@ class ReplicaEngines:
         self._reports = reports
         for backend in sorted(self._kept):
             if self._live(backend) is None and time.monotonic() - self._tried_s.get(backend, 0.0) >= RETRY_S:
+                self._say_how_it_ended(backend)
                 await self._start(backend)
 
     async def start(self, backend: str) -> None:
@@ -99,18 +103,28 @@ class ReplicaEngines:
         self._reports = {**self._reports, report.run_id: report}
         log.info("the engine of %s is started as %s", backend, report.run_id)
 
+    def _say_how_it_ended(self, backend: str) -> None:
+        last = max(self._of(backend), key=_number, default=None)
+        if last is not None:
+            log.warning("the engine of %s ended by itself: %s; its output is in %s/log-0", backend,
+                        last.note or last.state.value, self._declared.state / "runs" / last.run_id)
+
     def _live(self, backend: str) -> Report | None:
         return next((report for report in self._of(backend) if not report.ended), None)
 
     def _of(self, backend: str) -> list[Report]:
         return [report for report in self._reports.values()
-                if report.run_id.rpartition("-")[0] == f"{PREFIX}{backend}"]
+                if (named := _RUN.fullmatch(report.run_id)) is not None and named["backend"] == backend]
 
     def _next_number(self, backend: str) -> int:
         # Wall seconds stand in where the records of earlier runs were cleared away.
-        return max([int(time.time()), *(int(report.run_id.rpartition("-")[2]) + 1 for report in self._of(backend))])
+        return max([int(time.time()), *(_number(report) + 1 for report in self._of(backend))])
 
     def _devices(self, backend: str) -> tuple[Device, ...]:
         known = self._declared.device_of
         names = next((entry.devices for entry in self._declared.config.backends if entry.name == backend), ())
         return tuple(known[device] for device in names)
+
+
+def _number(report: Report) -> int:
+    return int(report.run_id.rpartition("-")[2])

@@ -98,14 +98,17 @@ class Service:
     async def run(self) -> None:
         """Until cancelled."""
         candidate = Candidate(self.database, self.url, self.declared.config.store.lease_s)
-        said = ""
+        said = waits_for = ""
         while True:
             try:
                 term = await asyncio.to_thread(candidate.try_to_lead)
                 if term is None:
+                    if candidate.seen_url not in (waits_for, self.url):    # its own: a term that it could not resign
+                        waits_for = candidate.seen_url
+                        log.info("waiting: %s leads on this store", waits_for)
                     await asyncio.sleep(min(CANDIDATE_POLL_S, self.declared.config.store.lease_s / 3.0))
                     continue
-                said = ""
+                said = waits_for = ""
                 await self._lead(term)
             except (Deposed, StoreError, Refused) as problem:
                 if str(problem) != said:
@@ -125,6 +128,7 @@ class Service:
         except BaseExceptionGroup as found:
             ours, others = found.split((Deposed, StoreError, Refused))
             if ours is None or others is not None:
+                log.exception("a fault of this program ends the term")
                 raise
             raise ours.exceptions[0] from None
         finally:
@@ -240,9 +244,13 @@ def open_store(declared: Declared) -> Engine:
     """The database of a file.
 
     Raises:
-        StoreError: see `open_database`; or the variable with its address is not set.
+        StoreError: see `open_database`; or the variable with its address is not set, or the folder `state` cannot be.
     """
-    declared.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        declared.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as problem:
+        raise StoreError(f"state: the folder {declared.state} cannot be made: {problem.strerror}; name one that may be "
+                         "written") from problem
     try:
         url = declared.store_url(os.environ)
     except KeyError as missing:

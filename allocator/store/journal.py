@@ -186,6 +186,8 @@ class Journal:
             for one in written:
                 world = apply(world, one.event)
             return world, written[-1].seq if written else seq
+        if fault is None:
+            raise StoreError("the journal is empty: no allocator has led on this store yet")
         raise StoreError(f"no snapshot of this journal can be read: {fault}; use the version of Headrace that wrote it")
 
     def _last_reading(self) -> Reading | None:

@@ -81,6 +81,11 @@ class Candidate:
         self._monotonic_s = monotonic_s
         self._seen: tuple[Leader, float] | None = None
 
+    @property
+    def seen_url(self) -> str:
+        """Where the leader answers that was last seen; empty before."""
+        return self._seen[0].url if self._seen else ""
+
     def try_to_lead(self) -> Term | None:
         """Looks at the leader's pulse, and takes the next term where it has stopped.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from headrace.allocator.tables import (
     quota_table,
     span,
 )
+from settings.fields import Name
 
 Document = dict[str, Any]
 
@@ -48,17 +50,17 @@ def list_jobs(url: str, *, history: bool, json: bool) -> int:
 
 def show_job(url: str, name: str, *, json: bool) -> int:
     """All that is known of one job."""
-    return _show("jobs show", url, lambda client: client.get(f"/v1/jobs/{name}"), _job, json)
+    return _show("jobs show", url, lambda client: client.get(_path(name)), _job, json)
 
 
 def cancel_job(url: str, name: str, *, json: bool) -> int:
     """Stop a job, or take it out of its queue."""
-    return _show("jobs cancel", url, lambda client: client.ask("DELETE", f"/v1/jobs/{name}"), _job, json)
+    return _show("jobs cancel", url, lambda client: client.ask("DELETE", _path(name)), _job, json)
 
 
 def why_job(url: str, name: str, *, json: bool) -> int:
     """The first thing that would have to change for a job to start."""
-    return _show("jobs why", url, lambda client: client.get(f"/v1/jobs/{name}/why"),
+    return _show("jobs why", url, lambda client: client.get(_path(name) + "/why"),
                  lambda found: [Text(f"{found['code']}: {found['sentence']}")], json)
 
 
@@ -95,6 +97,15 @@ def quota(url: str, *, json: bool) -> int:
     """Promises to queues and what they use of them."""
     return _show("quota", url, lambda client: client.get("/v1/quota"), lambda found: [quota_table(found["queues"])],
                  json)
+
+
+def _path(name: str) -> str:
+    """Of a job. Raises AllocatorError for what would lead somewhere else."""
+    try:
+        return f"/v1/jobs/{TypeAdapter(Name).validate_python(name)}"
+    except ValidationError:
+        raise AllocatorError(f"{name[:64]!r}: no job can be called so; names are 1 to 64 letters, digits, `.`, `_` "
+                             "or `-`") from None
 
 
 def _job(found: Document) -> list[RenderableType]:

@@ -55,6 +55,9 @@ def run_audit(path: Path, *, json: bool) -> int:
     """Hold the journal of a file against every invariant; reads only. Returns the exit code: 1 for one with faults."""
     try:
         declared = load_allocator(path)
+        file = declared.journal_file
+        if file is not None and not file.exists():      # opening it would make one
+            raise StoreError(f"there is no journal {file}: no allocator has led with this file yet")
         database = open_store(declared)
     except ConfigError as error:
         for line in lines_of(error.problems):

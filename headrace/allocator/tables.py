@@ -48,7 +48,11 @@ def jobs_table(jobs: Iterable[Row]) -> Table:
         if run:
             where = f"{run['card']} ×{len(run['devices'])} in {run['pool']}" + (" (lent)" if run["loans"] else "")
             if run.get("stop_in_s") is not None:
-                where += f", leaves in {span(run['stop_in_s'])} ({run['stop_reason']})"
+                left_s = run["stop_in_s"]
+                where += (f", leaves in {span(left_s)}" if left_s >= 0.0 else f", late by {span(-left_s)}") \
+                    + f" ({run['stop_reason']})"
+            elif job.get("cancelled"):
+                where += ", is about to be told to leave (cancelled)"
         else:
             where = why["sentence"] if why else UNKNOWN
         table.add_row(Text(job["job"]), state(job["state"]), Text(job["queue"]), job["kind"],
@@ -86,11 +90,12 @@ def loans_table(loans: Iterable[Row]) -> Table:
 def history_table(moves: Iterable[Row], name: str) -> Table:
     """One row a change of state, the oldest first."""
     table = _table("at", name, "was", "became", "reason", right=("epoch", "after"))
+    table.add_column("said", overflow="fold")
     for move in moves:
         at = datetime.fromtimestamp(move["at_unix_s"]).astimezone().strftime("%m-%d %H:%M:%S")
         after = next((move[key] for key in ("recall_s", "away_s", "wait_s", "jct_s", "held_s") if key in move), None)
         table.add_row(at, Text(move[name]), state(move["was"] or UNKNOWN), state(move["became"]), move["reason"],
-                      number(move["epoch"]), span(after))
+                      number(move["epoch"]), span(after), Text(move.get("detail", "")))
     return table
 
 

@@ -64,9 +64,9 @@ JOB = {"name": "x", "queue": "q", "cards": ["k80"], "command": ["true"]}
     ({"queue": "nowhere"}, 422, "There is no queue nowhere. Known: q."),
     ({"cards": []}, 422, "cards"),
     ({"name": "a b"}, 422, "must be 1 to 64 letters"),
-    ({"gang": {"min": 3, "max": 2}}, 422, "gang.min must not be above gang.max"),
+    ({"gang": {"min": 3, "max": 2}}, 422, "gang: min must not be above max"),
     ({"gang": 0}, 422, "gang"),
-    ({"folder": "here"}, 422, "folder must be absolute"),
+    ({"folder": "here"}, 422, "folder: must be absolute"),
     ({"colour": "red"}, 422, "colour"),
     ({"work_unit_s": float("inf")}, 422, "work_unit_s"),
     ({"command": []}, 422, "command"),
@@ -115,6 +115,7 @@ def test_a_web_page_of_elsewhere_is_not_let_in(running: AllocatorProcess) -> Non
     ("POST", "/v1/devices", {"devices": [f"{TRAINING_NODE}:9"], "condition": "cordoned"}, 409),
     ("PUT", "/v1/supply", {"pool": "inference", "card": "v100", "lendable": -1, "spare": 0}, 422),
     ("GET", "/v1/loans/history?limit=many", None, 422),
+    ("GET", "/v1/loans/history?limit=%C2%B2", None, 422),
 ])
 def test_what_makes_no_sense_is_refused_in_one_shape(
     running: AllocatorProcess, method: str, path: str, body: Any, status: int
@@ -191,6 +192,23 @@ def test_jobs_are_submitted_shown_and_cancelled(running: AllocatorProcess, tmp_p
     assert as_json(running, "jobs", "why", "huge")["code"] == "gang_too_large"
     assert as_json(running, "jobs", "cancel", "from-file")["state"] == "cancelled"
     assert "from-file: cancelled" in headrace(running, "jobs", "show", "from-file").stdout
+
+
+def test_a_job_that_failed_says_why(running: AllocatorProcess, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: fails\nqueue: q\ncards: [k80]\ncommand: [sh, -c, 'echo out of luck; exit 7']\n")
+    assert headrace(running, "jobs", "submit", str(file)).exit_code == 0
+    until(lambda: as_json(running, "jobs", "show", "fails")["state"] == "failed", "the last try")
+    assert "member 0 ended with exit code 7" in headrace(running, "jobs", "show", "fails").stdout
+
+
+@pytest.mark.parametrize("name", ["huge?", "huge#", "huge/why", "..", "", "名前"])
+@pytest.mark.parametrize("command", ["show", "why", "cancel"])
+def test_what_can_be_no_jobs_name_is_nothing_else_either(running: AllocatorProcess, command: str, name: str) -> None:
+    done = headrace(running, "jobs", command, name)
+    assert done.exit_code == 1
+    assert "no job can be called so" in done.stderr
+    assert as_json(running, "jobs", "show", "huge")["state"] == "waiting"
 
 
 def test_a_wrong_job_file_is_said_with_its_lines(running: AllocatorProcess, tmp_path: Path) -> None:
@@ -282,7 +300,7 @@ def start(folder: Path, **changes: Any) -> "subprocess.CompletedProcess[str]":
     ({"store": {"path": "/proc/none/x.db"}}, "unable to open database file"),
     ({"listen": {"host": "0.0.0.0"}}, "is not loopback, and no token is asked for"),
     ({"coefficients": "missing.json"}, "No such file"),
-    ({"state": "/proc/none"}, "headrace: "),
+    ({"state": "/proc/none"}, "state: the folder /proc/none cannot be made: No such file or directory; name one that"),
 ])
 def test_what_cannot_start_says_why_in_a_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     done = start(tmp_path, **changes)
@@ -298,6 +316,26 @@ def test_a_journal_is_audited_beside_the_allocator_that_writes_it(running: Alloc
     assert (said["ok"], said["faults"]) == (True, [])
     assert said["events"] > 5
     assert CliRunner().invoke(cli.app, ["allocate", "-c", "none.yaml", "--audit"]).exit_code == 1
+
+
+def test_an_audit_of_no_journal_says_so_and_makes_none(tmp_path: Path) -> None:
+    file = tmp_path / "allocator.yaml"
+    file.write_text(json.dumps(document(tmp_path)) + "\n")
+    done = CliRunner().invoke(cli.app, ["allocate", "-c", str(file), "--audit"])
+    assert done.exit_code == 1
+    assert f"there is no journal {tmp_path}/state/allocator.db" in done.stderr
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_a_second_allocator_on_one_store_waits_and_says_for_whom(running: AllocatorProcess, tmp_path: Path) -> None:
+    store = running.folder / "state" / "allocator.db"
+    second = AllocatorProcess(tmp_path, document(tmp_path, store={"path": str(store)}))
+    try:
+        second.start(is_leading=False)
+        until(lambda: f"waiting: {running.url} leads on this store" in second.log.read_text(), "its word")
+        assert headrace(second, "jobs", "list").exit_code == 0      # the command follows to the leader
+    finally:
+        second.close()
 
 
 def test_a_taken_port_is_said(running: AllocatorProcess, tmp_path: Path) -> None:

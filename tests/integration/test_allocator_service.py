@@ -272,7 +272,9 @@ async def test_a_device_that_carries_a_stranger_is_set_aside_until_it_is_gone(st
     assert any("carries run stranger" in move.figures.get("detail", "") for move in history)
 
 
-async def test_a_replica_whose_engine_dies_is_started_again(stand: Stand, tmp_path: Path) -> None:
+async def test_a_replica_whose_engine_dies_is_started_again(
+    stand: Stand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = stand.service.engine()
     began = tmp_path / "chat-0.began"
     await stand.until(lambda: began.exists(), "the replica")
@@ -286,6 +288,10 @@ async def test_a_replica_whose_engine_dies_is_started_again(stand: Stand, tmp_pa
     await stand.until(lambda: len(began.read_text().split()) == 2, "its second start")
     assert len(await serving()) == 1
     assert run not in await serving()
+    said = [record.getMessage() for record in caplog.records if "ended by itself" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("the engine of chat-0 ended by itself: ")
+    assert said[0].endswith(f"its output is in {tmp_path}/state/runs/{run}/log-0")
 
 
 async def test_old_records_are_cleared_away_and_the_latest_are_kept(tmp_path: Path) -> None:

@@ -117,6 +117,24 @@ def test_what_is_wrong_is_said_where_it_stands(
     assert all(problem.line for problem in refused.value.problems)
 
 
+@pytest.mark.parametrize(("gang", "path", "said"), [
+    (0, "gang", "must be ≥ 1, got 0"), ("four", "gang", "must be a whole number"), (True, "gang", "a whole number"),
+    ({"min": 4}, "gang.max", "is missing"), ({"min": 0, "max": 2}, "gang.min", "must be ≥ 1"),
+    ({"min": 4, "max": 2}, "gang", "min must not be above max"),
+    ({"min": 1, "max": 2, "mox": 3}, "gang.mox", "unknown setting"),
+])
+def test_what_is_wrong_with_a_gang_is_said_once_and_by_its_own_name(
+    tmp_path: Path, gang: object, path: str, said: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps({**JOB, "gang": gang}))
+    with pytest.raises(ConfigError) as refused:
+        load_job(file)
+    (problem,) = refused.value.problems
+    assert problem.path == path
+    assert said in problem.message
+
+
 def test_a_job_file_says_what_the_planner_and_the_engine_need(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("""

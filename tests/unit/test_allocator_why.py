@@ -1,6 +1,7 @@
 """Why a job waits: a sentence for every cause, and the first thing that would have to change."""
 
 import re
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,9 @@ def test_the_page_names_every_reason_and_every_cause() -> None:
     section = page.split("## Reasons")[1].split("## What holds")[0]
     named = re.findall(r"`([a-z0-9_]+)`", section)
     assert named == [*(reason.value for reason in Reason), *(code.value for code in Pending)]
+
+
+def test_a_time_that_is_not_known_reads_as_a_sentence() -> None:
+    unknown = Verdict("j", Pending.DEVICES_BUSY, {"card": "v100", "needs": 2, "free": 0, "at_s": inf})
+    assert answer(unknown, 0.0).sentence == \
+        "It needs 2 v100, 0 are free: enough are expected at a time that nobody knows yet."

@@ -160,6 +160,19 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept_for_who_asks(
         cli.main()
 
 
+def test_what_one_of_several_tasks_found_is_said_and_not_that_there_was_a_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("inner", [ValueError("no such card")])])
+
+    monkeypatch.setattr(cli, "app", break_down)
+    monkeypatch.delenv("HEADRACE_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err.startswith("headrace: ValueError: no such card (")
+
+
 def test_ctrl_c_is_quiet() -> None:
     """130, as a shell expects, and not a word."""
     with fleet_admin() as url, subprocess.Popen(

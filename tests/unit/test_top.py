@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from headrace.allocator.tables import span
+from headrace.allocator.tables import jobs_table, span
 from headrace.allocator.top import BAR, frame, time_line
 
 LOAN: dict[str, Any] = {
@@ -73,3 +73,16 @@ def test_a_frame_shows_pools_loans_and_the_queue() -> None:
     assert "It needs 2 v100, 0 are free." in text
     assert "and 11 more: headrace jobs list" in text
     assert text.index("leaves in 12 s") < text.index("It needs 2 v100")
+
+
+@pytest.mark.parametrize(("stop_in_s", "cancelled", "said"), [
+    (12.0, False, "leaves in 12 s (operator)"), (-3.4, False, "late by 3.4 s (operator)"),
+    (None, True, "is about to be told to leave (cancelled)")])
+def test_a_job_that_has_to_go_says_when(stop_in_s: float | None, cancelled: bool, said: str) -> None:
+    job = {"job": "j", "state": "running", "queue": "q", "kind": "training", "gang": [1, 1], "priority": 0,
+           "attempts": 1, "cancelled": cancelled,
+           "run": {"card": "v100", "devices": ["n:0"], "pool": "training", "loans": [], "for_s": 60.0,
+                   "stop_in_s": stop_in_s, "stop_reason": "operator" if stop_in_s else None}}
+    out = io.StringIO()
+    Console(file=out, width=200).print(jobs_table([job]))
+    assert said in out.getvalue()
