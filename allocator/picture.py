@@ -200,11 +200,20 @@ class Ledger:
         amount = amount_of(self.pool, self.table, card, family, devices)
         return key in self.books and amount <= self.books[key].available(queue) + 1e-9
 
-    def within_limits(self, queue: str, card: str, family: str, devices: int, *, empty: bool = False) -> bool:
+    def within_limits(self, queue: str, card: str, family: str, devices: int) -> bool:
         """Whether the queue's borrowing limits leave room, however busy the pool is (`Books.allowed`)."""
         book = self.books.get(key_of(self.pool, card))
         amount = amount_of(self.pool, self.table, card, family, devices)
-        return book is None or amount <= book.allowed(queue, empty=empty) + 1e-9
+        return book is None or amount <= book.allowed(queue) + 1e-9
+
+    def could_admit(self, queue: str, card: str, family: str, devices: int, more: Mapping[str, int]) -> bool:
+        """Whether the quotas let a gang in once nobody uses anything (`Books.most`), with so many more devices by card
+        at the pool's disposal."""
+        key = key_of(self.pool, card)
+        book = self.books.get(key) or books(self.tree, key, {}, 0.0)
+        extra = (sum(count * self.table.scalar(other) for other, count in more.items()) if key == UNITS
+                 else float(more.get(card, 0)))
+        return amount_of(self.pool, self.table, card, family, devices) <= book.most(queue, extra) + 1e-9
 
     def share(self, queue: str) -> float:
         """The queue's dominant share, in units."""

@@ -40,9 +40,8 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
         if only_backfills(waiting.state):
             continue
         for card in waiting.cards:
-            job = waiting.state.job
             # Jobs that are alike fail alike: with hundreds waiting, that is most of the work saved.
-            alike = (card, job.queue, job.family, job.gang_min, job.priority, job.memory_gb, job.widest, job.data_site)
+            alike = _alike(bench, waiting.state, card)
             if alike in in_vain:
                 continue
             if card not in stoppable:
@@ -57,6 +56,17 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
             events += _orders(bench, waiting.state, card, victims, devices)
             break
     return events
+
+
+def _alike(bench: Bench, state: JobState, card: str) -> tuple[object, ...]:
+    """All of a job that decides whether it can take back so many devices of a card."""
+    job = state.job
+    has_reservation = any(found.job == job.id for found in bench.reservations.get(card, ()))
+    # On lent devices it also matters how long the job takes, and whether it can save its work.
+    on_loans = (duration_s(bench.world, state, card, job.gang_min), job.checkpoint, state.recalls
+                ) if bench.lent.get(card) else ()
+    return (card, job.queue, job.family, job.gang_min, job.priority, job.memory_gb, job.widest, job.data_site,
+            has_reservation, on_loans)
 
 
 def _take_back(bench: Bench, state: JobState, card: str, candidates: list[Run],
