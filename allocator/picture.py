@@ -170,6 +170,17 @@ class Ledger:
         mine = {key: book.copied() for key, book in self.books.items()}
         return Ledger(self.pool, self.tree, self.table, mine, dict(self.units), self.lendable_units)
 
+    def copied_for(self, card: str) -> "Ledger":
+        """The same, for what happens on this card alone."""
+        key = key_of(self.pool, card)
+        mine = {**self.books, key: self.books[key].copied()}
+        return Ledger(self.pool, self.tree, self.table, mine, dict(self.units), self.lendable_units)
+
+    def counted(self, card: str, family: str, devices: int, table: Coefficients | None = None) -> tuple[float, float]:
+        """What so many devices count for, in the pool's currency and in units."""
+        table = table or self.table
+        return amount_of(self.pool, table, card, family, devices), devices * table.coefficient(card, family)
+
     def use(self, queue: str, card: str, family: str, devices: int, table: Coefficients | None = None) -> None:
         """Counts so many more devices; a run is counted by the table that it is charged under."""
         key, table = key_of(self.pool, card), table or self.table
@@ -217,14 +228,19 @@ class Ledger:
 
     def share(self, queue: str) -> float:
         """The queue's dominant share, in units."""
-        borrowed = 0.0
-        for key, book in self.books.items():
-            used = book.own.get(queue, 0.0)
-            over = min(used, book.borrowed(queue))
-            if over > 0.0:
-                borrowed += over / used * self.units.get((queue, key), 0.0)
+        return self.share_of(queue, sum(self.borrowed_units(queue, key) for key in self.books))
+
+    def share_of(self, queue: str, borrowed_units: float) -> float:
+        """The share if the queue has borrowed so much of all keys together."""
         declared: Queue | None = self.tree.queues.get(queue)
-        return share(borrowed, self.lendable_units, declared.weight if declared else 1.0)
+        return share(borrowed_units, self.lendable_units, declared.weight if declared else 1.0)
+
+    def borrowed_units(self, queue: str, key: str) -> float:
+        """What the queue has borrowed of one key, in units."""
+        book = self.books[key]
+        used = book.own.get(queue, 0.0)
+        over = min(used, book.borrowed(queue))
+        return over / used * self.units.get((queue, key), 0.0) if over > 0.0 else 0.0
 
 
 def ledger_of(world: World, pool: Pool, now_s: float) -> Ledger:
