@@ -30,7 +30,8 @@ from allocator.reasons import Reason
 from allocator.recall import choose_cells
 
 JOBS_OFFERED_TO = 8
-"""Waiting jobs that a pass looks for loans for: the search is the dearest part of a pass."""
+"""Waiting jobs that a pass searches replicas for: that is the dearest part of a pass. Who has nothing to hope for from
+any lender does not count among them."""
 
 
 def staying(world: World, pool: str, card: str) -> list[Loan]:
@@ -153,14 +154,25 @@ def offer(bench: Bench, blocked: list[Waiting]) -> list[Event]:
     for lender in _lenders(bench.world, bench.now_s):
         lenders.setdefault(lender.supply.card, []).append(lender)
     events: list[Event] = []
-    for waiting in blocked[:JOBS_OFFERED_TO] if lenders else ():
-        for card in waiting.cards:
-            made = next((made for lender in lenders.get(card, ())
-                         if (made := _offer_for(bench, waiting.state, card, lender))), None)
-            if made:
-                events += made
-                break
+    searched = 0
+    for waiting in blocked if lenders else ():
+        hopes = [(card, lender) for card in waiting.cards for lender in lenders.get(card, ())
+                 if _might_do(bench, waiting.state, card, lender)]
+        if not hopes:
+            continue
+        searched += 1
+        events += next((made for card, lender in hopes if (made := _offer_for(bench, waiting.state, card, lender))), [])
+        if searched == JOBS_OFFERED_TO:
+            break
     return events
+
+
+def _might_do(bench: Bench, state: JobState, card: str, lender: _Lender) -> bool:
+    """Whether a search can come to anything, by count: the job may borrow, and all that may be lent makes a gang."""
+    count = sum(map(len, bench.free.get(card, {}).values())) + sum(map(len, bench.lent.get(card, {}).values()))
+    count += sum(sorted((len(backend.devices) for backend in lender.candidates), reverse=True)[:lender.may])
+    return (lender.may > 0 and count >= state.job.gang_min
+            and may_borrow(bench, state, duration_s(bench.world, state, card, state.job.gang_min)))
 
 
 def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
@@ -193,10 +205,7 @@ def _where(world: World, backend: Backend) -> tuple[str, str, str]:
 
 def _offer_for(bench: Bench, state: JobState, card: str, lender: _Lender) -> list[Event]:
     """The offers of the fewest neighbouring replicas with which the gang fits; none where it does not."""
-    job, world, rules = state.job, bench.world, bench.world.config.rules
-    length_s = duration_s(world, state, card, job.gang_min)
-    if not may_borrow(bench, state, length_s):
-        return []
+    job, rules = state.job, bench.world.config.rules
     reserved = [device for other in bench.reservations.get(card, ()) if other.job != job.id for device in other.devices]
     free = memory_fits(bench.nodes, without(joined(bench.free.get(card, {}), bench.lent.get(card, {})), reserved),
                        job.memory_gb)

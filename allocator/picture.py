@@ -170,6 +170,17 @@ class Ledger:
         mine = {key: book.copied() for key, book in self.books.items()}
         return Ledger(self.pool, self.tree, self.table, mine, dict(self.units), self.lendable_units)
 
+    def copied_for(self, card: str) -> "Ledger":
+        """The same, for what happens on this card alone."""
+        key = key_of(self.pool, card)
+        mine = {**self.books, key: self.books[key].copied()}
+        return Ledger(self.pool, self.tree, self.table, mine, dict(self.units), self.lendable_units)
+
+    def counted(self, card: str, family: str, devices: int, table: Coefficients | None = None) -> tuple[float, float]:
+        """What so many devices count for, in the pool's currency and in units."""
+        table = table or self.table
+        return amount_of(self.pool, table, card, family, devices), devices * table.coefficient(card, family)
+
     def use(self, queue: str, card: str, family: str, devices: int, table: Coefficients | None = None) -> None:
         """Counts so many more devices; a run is counted by the table that it is charged under."""
         key, table = key_of(self.pool, card), table or self.table
@@ -200,22 +211,36 @@ class Ledger:
         amount = amount_of(self.pool, self.table, card, family, devices)
         return key in self.books and amount <= self.books[key].available(queue) + 1e-9
 
-    def within_limits(self, queue: str, card: str, family: str, devices: int, *, empty: bool = False) -> bool:
+    def within_limits(self, queue: str, card: str, family: str, devices: int) -> bool:
         """Whether the queue's borrowing limits leave room, however busy the pool is (`Books.allowed`)."""
         book = self.books.get(key_of(self.pool, card))
         amount = amount_of(self.pool, self.table, card, family, devices)
-        return book is None or amount <= book.allowed(queue, empty=empty) + 1e-9
+        return book is None or amount <= book.allowed(queue) + 1e-9
+
+    def could_admit(self, queue: str, card: str, family: str, devices: int, more: Mapping[str, int]) -> bool:
+        """Whether the quotas let a gang in once nobody uses anything (`Books.most`), with so many more devices by card
+        at the pool's disposal."""
+        key = key_of(self.pool, card)
+        book = self.books.get(key) or books(self.tree, key, {}, 0.0)
+        extra = (sum(count * self.table.scalar(other) for other, count in more.items()) if key == UNITS
+                 else float(more.get(card, 0)))
+        return amount_of(self.pool, self.table, card, family, devices) <= book.most(queue, extra) + 1e-9
 
     def share(self, queue: str) -> float:
         """The queue's dominant share, in units."""
-        borrowed = 0.0
-        for key, book in self.books.items():
-            used = book.own.get(queue, 0.0)
-            over = min(used, book.borrowed(queue))
-            if over > 0.0:
-                borrowed += over / used * self.units.get((queue, key), 0.0)
+        return self.share_of(queue, sum(self.borrowed_units(queue, key) for key in self.books))
+
+    def share_of(self, queue: str, borrowed_units: float) -> float:
+        """The share if the queue has borrowed so much of all keys together."""
         declared: Queue | None = self.tree.queues.get(queue)
-        return share(borrowed, self.lendable_units, declared.weight if declared else 1.0)
+        return share(borrowed_units, self.lendable_units, declared.weight if declared else 1.0)
+
+    def borrowed_units(self, queue: str, key: str) -> float:
+        """What the queue has borrowed of one key, in units."""
+        book = self.books[key]
+        used = book.own.get(queue, 0.0)
+        over = min(used, book.borrowed(queue))
+        return over / used * self.units.get((queue, key), 0.0) if over > 0.0 else 0.0
 
 
 def ledger_of(world: World, pool: Pool, now_s: float) -> Ledger:

@@ -141,19 +141,28 @@ class Books:
             above = min(above, (subtree - local) - max(0.0, usage - local) + limit)
         return max(0.0, local - usage) + above
 
-    def allowed(self, name: str, *, empty: bool = False) -> float:
-        """What the borrowing limits alone still let the queue take, however little the pool has; with `empty`, if
-        nobody used anything. What is over it waits for the queue's own jobs, or for ever, and not for devices."""
+    def allowed(self, name: str) -> float:
+        """What the borrowing limits alone still let the queue take, however little the pool has. What is over it waits
+        for the queue's own jobs and not for devices."""
         queue = self.tree.queues.get(name)
         if queue is None:
             return inf
-        usage = 0.0 if empty else self.usage.get(name, 0.0)
-        local, subtree = self.local[name], self.subtree[name]
-        above = self.allowed(queue.parent, empty=empty)
+        usage, local, subtree = self.usage.get(name, 0.0), self.local[name], self.subtree[name]
+        above = self.allowed(queue.parent)
         limit = self.tree.quota(name, self.key).borrowing_limit
         if limit is not None:
             above = min(above, (subtree - local) - max(0.0, usage - local) + limit)
         return max(0.0, local - usage) + above
+
+    def most(self, name: str, more: float = 0.0) -> float:
+        """What would be `available` if nobody used anything, of a pool with so much more. What is over it never
+        comes, whoever ends: limits keep it away, or what other queues lend to nobody."""
+        queue = self.tree.queues.get(name)
+        if queue is None:
+            return self.subtree.get(name, 0.0) + more
+        local, above = self.local[name], self.most(queue.parent, more)
+        limit = self.tree.quota(name, self.key).borrowing_limit
+        return local + (above if limit is None else min(above, self.subtree[name] - local + limit))
 
     def borrowed(self, name: str, more: float = 0.0) -> float:
         """How far the queue's usage, with so much more, is over its guarantee. The one definition of a surplus."""

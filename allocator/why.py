@@ -61,11 +61,13 @@ _SENTENCES = {
     Pending.CARD_CANNOT: "Card {card} was measured not to run {family} with {needs} devices: allow another card.",
     Pending.MEMORY: "No {card} has {memory_gb} GB: ask for less memory, or allow another card.",
     Pending.NO_SUCH_CARD: "Pool {pool} has no {card} and may borrow none: allow another card.",
-    Pending.GANG_TOO_LARGE: "It needs {needs} {card}, the pool has {have} and could borrow {lendable}: ask for fewer.",
+    Pending.GANG_TOO_LARGE: "It needs {needs} {card}, the pool has {have} and could borrow {lendable}, and no {widest} "
+                            "holds so many with its memory: ask for fewer.",
     Pending.NOT_HEALTHY: "It needs {needs} {card}, only {healthy} are healthy: nodes have to come back.",
     Pending.POOL_CLOSED: "Pool {pool} is outside of its dates.",
     Pending.WINDOW_CLOSED: "None of its time windows is open.",
-    Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than queue {queue} may ever borrow: raise its limit.",
+    Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than the quotas ever leave to queue {queue}: raise its own, or "
+                         "let others lend more.",
     Pending.QUOTA_BUSY: "Queue {queue} may take {available} more of {card}, it needs {needs}: its own jobs must end.",
     Pending.QUOTA_KEPT: "{free} {card} are free, but kept for the guarantees of other queues than {queue}.",
     Pending.CLAIM: "{devices} {card} are kept for it and are being freed.",

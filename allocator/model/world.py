@@ -140,6 +140,8 @@ _DEPENDS_ON = {
     "ledgers": frozenset({"config", "nodes", "conditions", "runs", "loans", "tables", "active"}),
     "gates": frozenset({"config", "nodes", "conditions", "loans", "backends", "tables", "active"}),
     "lendable": frozenset({"backends", "loans"}),
+    "everything": frozenset({"config", "nodes", "loans", "backends"}),
+    "holds": frozenset({"config", "nodes", "loans", "backends"}),
     "memory": frozenset({"nodes"}),
     "speeds": frozenset({"tables", "active"}),
 }

@@ -30,7 +30,7 @@ def place(nodes: Mapping[str, Node], free: Free, devices: int, widest: Level = L
             return None
         domains: dict[tuple[str, ...], list[str]] = {}
         for name in free:
-            domains.setdefault(_domain(nodes[name], level), []).append(name)
+            domains.setdefault(domain_of(nodes[name], level), []).append(name)
         sized = sorted((sum(len(free[name]) for name in names), domain) for domain, names in domains.items())
         for total, domain in sized:
             if total >= devices:
@@ -38,7 +38,10 @@ def place(nodes: Mapping[str, Node], free: Free, devices: int, widest: Level = L
     return None
 
 
-def _domain(node: Node, level: Level) -> tuple[str, ...]:
+def domain_of(node: Node, level: Level) -> tuple[str, ...]:
+    """The domain of a level that a node lies in: no gang kept to that level spans more. Islands count as their node."""
+    if level <= Level.NODE:
+        return (node.name,)
     if level is Level.LEAF:
         return (node.site, node.pod, node.leaf)
     return (node.site, node.pod) if level is Level.POD else (node.site,)

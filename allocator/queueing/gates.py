@@ -3,7 +3,9 @@
 from allocator.model.jobs import Job, JobState
 from allocator.model.pools import Pool, PoolKind, pool_of_queue
 from allocator.model.world import World
-from allocator.queueing.bench import Bench, Verdict
+from allocator.picture import Free
+from allocator.placement.topology import grouped, place
+from allocator.queueing.bench import Bench, Verdict, memory_fits
 from allocator.reasons import Pending
 
 
@@ -33,7 +35,7 @@ def cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]
     alike get one answer a world.
     """
     job = state.job
-    alike = (tuple(bench.ledger.books), job.queue, job.cards, job.family, job.gang_min, job.memory_gb)
+    alike = (tuple(bench.ledger.books), job.queue, job.cards, job.family, job.gang_min, job.memory_gb, job.widest)
     memo: dict[object, tuple[list[str], Verdict | None]] = bench.world.memo.setdefault("gates", {})
     known = memo.get(alike)
     if known is None:
@@ -59,11 +61,13 @@ def _cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None
             misses.append((2, Pending.NO_SUCH_CARD, facts | {"pool": pool}))
         elif not _memory(bench, card, job.memory_gb):
             misses.append((3, Pending.MEMORY, facts | {"memory_gb": job.memory_gb}))
-        elif have + lendable < job.gang_min:
-            misses.append((4, Pending.GANG_TOO_LARGE, facts | {"have": have, "lendable": lendable}))
-        elif not bench.ledger.within_limits(job.queue, card, job.family, job.gang_min, empty=True):
+        elif have + lendable < job.gang_min or not _holds(bench, state, card):
+            misses.append((4, Pending.GANG_TOO_LARGE, facts | {"have": have, "lendable": lendable,
+                                                               "widest": job.widest.name.lower()}))
+        elif not bench.ledger.could_admit(job.queue, card, job.family, job.gang_min, _to_come(bench, healed=True)):
             misses.append((5, Pending.QUOTA_LIMIT, facts | {"queue": job.queue}))
-        elif bench.devices.get(card, 0) + lendable < job.gang_min:
+        elif (bench.devices.get(card, 0) + lendable < job.gang_min or not bench.ledger.could_admit(
+                job.queue, card, job.family, job.gang_min, _to_come(bench, healed=False))):
             misses.append((6, Pending.NOT_HEALTHY, facts | {"healthy": bench.devices.get(card, 0)}))
         else:
             able.append(card)
@@ -73,10 +77,25 @@ def _cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None
     return [], Verdict(job.id, code, facts | {"rejected": "; ".join(f"{f['card']}: {c.value}" for _, c, f in misses)})
 
 
+def _to_come(bench: Bench, *, healed: bool) -> dict[str, int]:
+    """Card → devices that the pool does not have and may hope for: lendable ones, and its own that are unhealthy now
+    once they are `healed`."""
+    pool, picture = bench.pool.name, bench.picture
+    hoped = dict(_lendable(bench))
+    for card in bench.devices if healed else ():
+        own = picture.inventory.get((pool, card), 0) + picture.borrowed_in.get((pool, card), 0)
+        hoped[card] = hoped.get(card, 0) + own - bench.devices[card]
+    return hoped
+
+
 def _lendable_devices(bench: Bench, card: str) -> int:
     """Devices of the card that inference pools could lend at most: what a job may hope for."""
+    return _lendable(bench).get(card, 0)
+
+
+def _lendable(bench: Bench) -> dict[str, int]:
     if bench.pool.kind is not PoolKind.TRAINING:
-        return 0
+        return {}
     world = bench.world
     known: dict[str, int] | None = world.memo.get("lendable")
     if known is None:
@@ -84,7 +103,35 @@ def _lendable_devices(bench: Bench, card: str) -> int:
         for backend in world.backends.values():
             if backend.name not in world.loans:
                 known[backend.card] = known.get(backend.card, 0) + len(backend.devices)
-    return known.get(card, 0)
+    return known
+
+
+def _holds(bench: Bench, state: JobState, card: str) -> bool:
+    """Whether the gang could be placed, with its memory and within its level, if every device were there and idle. No
+    gang spans sites, so it makes no difference where the data is."""
+    job = state.job
+    known: dict[object, bool] = bench.world.memo.setdefault("holds", {})
+    alike = (bench.pool.name, card, job.gang_min, job.memory_gb, job.widest)
+    if alike not in known:
+        free = memory_fits(bench.nodes, _everything(bench, card), job.memory_gb)
+        known[alike] = place(bench.nodes, free, job.gang_min, job.widest) is not None
+    return known[alike]
+
+
+def _everything(bench: Bench, card: str) -> Free:
+    """All devices of a card that the pool has, has borrowed or might be lent, whatever they do now."""
+    world, pool = bench.world, bench.pool
+    known: dict[tuple[str, str], Free] = world.memo.setdefault("everything", {})
+    if (pool.name, card) not in known:
+        devices = {device for node in world.nodes.values() if (node.pool, node.card) == (pool.name, card)
+                   for device in node.device_ids}
+        devices.update(device for loan in world.loans.values() if (loan.borrower, loan.card) == (pool.name, card)
+                       for device in loan.devices)
+        if pool.kind is PoolKind.TRAINING:
+            devices.update(device for backend in world.backends.values() if backend.card == card
+                           for device in backend.devices)
+        known[pool.name, card] = grouped(sorted(devices))
+    return known[pool.name, card]
 
 
 def _memory(bench: Bench, card: str, memory_gb: float) -> bool:

@@ -7,7 +7,8 @@
 4. Those that wait within their guarantee take it back from borrowers (`reclaiming`).
 5. For those that still wait, replicas that inference can do without are offered (`lending`).
 
-A job that can never start is set aside with the reason, and stands in nobody's way (P58, P64).
+A job that can never start, or not at this time of the week, is set aside with the reason before anybody is put in
+order: it stands in nobody's way (P58, P64), also not at the head of its queue, where it would rank those behind it.
 """
 
 from collections.abc import Callable
@@ -128,12 +129,9 @@ _USABLE = frozenset({LoanState.OFFERED, LoanState.LENT})
 def _start_in_order(bench: Bench, waiting: list[JobState]) -> tuple[list[Event], list[Waiting]]:
     events: list[Event] = []
     blocked: list[Waiting] = []
-    for state in in_order(bench.ledger, waiting):
-        cards, verdict = cards_for(bench, state)
-        if verdict is not None:
-            bench.verdicts[state.job.id] = verdict
-            continue
-        start = _choose(bench, state, cards)
+    able = _able(bench, waiting)
+    for state in in_order(bench.ledger, [state for state in waiting if state.job.id in able]):
+        start = _choose(bench, state, able[state.job.id])
         if isinstance(start, Start):
             reason = Reason.BACKFILLED if bench.reservations.get(start.card) else Reason.PLACED
             events.append(_placed(bench, state, start, reason))
@@ -144,12 +142,23 @@ def _start_in_order(bench: Bench, waiting: list[JobState]) -> tuple[list[Event],
     return events, blocked
 
 
+def _able(bench: Bench, waiting: list[JobState]) -> dict[str, list[str]]:
+    """Job → the cards that it could start on at this time. The others are set aside, each with the reason."""
+    able: dict[str, list[str]] = {}
+    for state in waiting:
+        cards, verdict = cards_for(bench, state)
+        if verdict is not None:
+            bench.verdicts[state.job.id] = verdict
+        elif state.job.closes_in_s(bench.world.wall_s(bench.now_s)) is None:
+            bench.wait(state, Pending.WINDOW_CLOSED)
+        else:
+            able[state.job.id] = cards
+    return able
+
+
 def _choose(bench: Bench, state: JobState, cards: list[str]) -> Start | Waiting:
     """Where the job starts now, or where it waits. Ties go to the order in which the job names its cards."""
     job = state.job
-    if job.closes_in_s(bench.world.wall_s(bench.now_s)) is None:
-        bench.wait(state, Pending.WINDOW_CLOSED)
-        return Waiting(state, ())
     starts = [start for card in cards if (start := start_now(bench, state, card)) is not None]
     best = min(starts, key=lambda start: start.ends_s, default=None)
     if best is not None and (len(cards) == 1 or only_backfills(state)):

@@ -11,208 +11,263 @@ stopped. Whoever takes back stands within its
 guarantee afterwards and whoever lost would be borrowing again, so it cannot take back in turn (I13).
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from allocator.estimate import duration_s, lost_unit_s
 from allocator.events import ClaimMade, Event, StopOrdered
 from allocator.model.inventory import node_name
-from allocator.model.jobs import JobState, Kind, Level, Run
+from allocator.model.jobs import JobState, Kind, Run
 from allocator.model.world import Claim
-from allocator.picture import Free, Ledger
-from allocator.placement.topology import grouped, joined, without
+from allocator.picture import Free
+from allocator.placement.topology import domain_of, grouped, joined, without
 from allocator.queueing.bench import Bench, memory_fits
 from allocator.queueing.fitting import keep_whole, may_borrow, only_backfills, place_near_data, promise_covers
 from allocator.queueing.passing import Waiting
+from allocator.queueing.stopping import Candidate, Stopping
+from allocator.quota import amount_of
 from allocator.reasons import Reason
 
-_Candidate = tuple[bool, int, float, str, Run]
-"""(not batch, priority, lost work, id, run): who goes first among the runs of one queue."""
+
+@dataclass(slots=True)
+class _Search:
+    """What one pass has found out about whom it may stop, by card: worked out once, for all who ask."""
+
+    bench: Bench
+    spoken_for: set[str] = field(default_factory=set)
+    in_vain: set[tuple[object, ...]] = field(default_factory=set)
+    _runs: dict[str, list[Run]] = field(default_factory=dict)
+    _stoppable: dict[str, list[Candidate]] = field(default_factory=dict)
+    _priorities: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+    def stoppable(self, card: str) -> list[Candidate]:
+        """The runs on a card that may be stopped for somebody at all, in the order in which a queue gives them."""
+        if card not in self._stoppable:
+            self._stoppable[card] = sorted((_candidate(self.bench, run) for run in self.runs(card)), key=Candidate.rank)
+        return self._stoppable[card]
+
+    def runs(self, card: str) -> list[Run]:
+        """The same, in no order."""
+        if card not in self._runs:
+            self._runs[card] = _stoppable(self.bench, card)
+        return self._runs[card]
+
+    def less_urgent(self, card: str, queue: str, priority: int) -> int:
+        """How many runs of a queue may be stopped for a job of it."""
+        if (card, queue) not in self._priorities:
+            jobs = self.bench.world.jobs
+            self._priorities[card, queue] = sorted(jobs[run.job].job.priority for run in self.runs(card)
+                                                   if run.queue == queue)
+        return bisect_left(self._priorities[card, queue], priority)
 
 
 def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
     """Stops and claims for those of the blocked jobs that have a right to devices which others use."""
     events: list[Event] = []
-    spoken_for: set[str] = set()
-    in_vain: set[tuple[object, ...]] = set()
-    costs: dict[str, float] = {}
-    stoppable: dict[str, list[Run]] = {}
+    search = _Search(bench)
     for waiting in blocked:
         if only_backfills(waiting.state):
             continue
         for card in waiting.cards:
-            job = waiting.state.job
             # Jobs that are alike fail alike: with hundreds waiting, that is most of the work saved.
-            alike = (card, job.queue, job.family, job.gang_min, job.priority, job.memory_gb, job.widest, job.data_site)
-            if alike in in_vain:
+            alike = _alike(search, waiting.state, card)
+            if alike in search.in_vain:
                 continue
-            if card not in stoppable:
-                stoppable[card] = _stoppable(bench, card)
-            candidates = _candidates(bench, waiting.state, card, stoppable[card], spoken_for)
-            found = _take_back(bench, waiting.state, card, candidates, costs)
+            found = _take_back(search, waiting.state, card)
             if found is None:
-                in_vain.add(alike)
+                search.in_vain.add(alike)
                 continue
             victims, devices = found
-            spoken_for |= {run.id for run in victims}
+            search.spoken_for |= {run.id for run in victims}
             events += _orders(bench, waiting.state, card, victims, devices)
             break
     return events
 
 
-def _take_back(bench: Bench, state: JobState, card: str, candidates: list[Run],
-               costs: dict[str, float]) -> tuple[list[Run], tuple[str, ...]] | None:
-    job = state.job
+def _alike(search: _Search, state: JobState, card: str) -> tuple[object, ...]:
+    """All of a job that decides whether it can take back so many devices of a card."""
+    job, bench = state.job, search.bench
+    has_reservation = any(found.job == job.id for found in bench.reservations.get(card, ()))
+    # On lent devices it also matters how long the job takes, and whether it can save its work.
+    on_loans = (duration_s(bench.world, state, card, job.gang_min), job.checkpoint, state.recalls
+                ) if bench.lent.get(card) else ()
+    amount = amount_of(bench.pool, bench.world.coefficients, card, job.family, job.gang_min)
+    return (card, job.queue, amount, job.gang_min, search.less_urgent(card, job.queue, job.priority), job.memory_gb,
+            job.widest, job.data_site, has_reservation, on_loans)
+
+
+def _take_back(search: _Search, state: JobState, card: str) -> tuple[list[Run], tuple[str, ...]] | None:
+    job, bench = state.job, search.bench
+    candidates = _candidates(search, state, card)
     if not candidates:
         return None
     free = _free(bench, state, card)
-    if sum(map(len, free.values())) + sum(len(run.devices) for run in candidates) < job.gang_min:
+    if sum(map(len, free.values())) + sum(len(found.run.devices) for found in candidates) < job.gang_min:
         return None
-    found = _attempt(bench, state, card, free, candidates, costs)
-    if found is not None:
-        return found
-    # The cheapest victims leave fragments. Those of one node may not.
-    attempts = [found for runs in _by_node(candidates, free, job.gang_min)
-                if (found := _attempt(bench, state, card, free, runs, costs)) is not None]
-    return min(attempts, key=lambda found: sum(costs[run.id] for run in found[0]), default=None)
+    found = _attempt(bench, state, card, free, candidates)
+    if found is None:
+        # The cheapest victims leave fragments. Those of one node may not.
+        attempts = [found for runs in _by_node(candidates, free, job.gang_min)
+                    if (found := _attempt(bench, state, card, free, runs)) is not None]
+        found = min(attempts, key=lambda found: sum(victim.lost for victim in found[0]), default=None)
+    return ([victim.run for victim in found[0]], found[1]) if found is not None else None
 
 
-def _by_node(runs: list[Run], free: Free, devices: int) -> list[list[Run]]:
-    """The runs on each node that would hold so many devices if they were gone."""
-    on: dict[str, dict[str, Run]] = {}
+def _by_node(candidates: list[Candidate], free: Free, devices: int) -> list[list[Candidate]]:
+    """The candidates on each node that would hold so many devices if they were gone."""
+    on: dict[str, dict[str, Candidate]] = {}
     room = {name: len(found) for name, found in free.items()}
-    for run in runs:
-        for device in run.devices:
+    for candidate in candidates:
+        for device in candidate.run.devices:
             name = node_name(device)
-            on.setdefault(name, {})[run.id] = run
+            on.setdefault(name, {})[candidate.run.id] = candidate
             room[name] = room.get(name, 0) + 1
     return [list(found.values()) for name, found in sorted(on.items()) if room[name] >= devices]
 
 
-def _attempt(bench: Bench, state: JobState, card: str, free: Free, candidates: list[Run],
-             costs: dict[str, float]) -> tuple[list[Run], tuple[str, ...]] | None:
-    job, world = state.job, bench.world
-    ledger = bench.ledger.copied()
-    victims: list[Run] = []
-    devices: tuple[str, ...] | None = None
-    tried, leaves = False, dict[str, list[str]]()
+class _Room:
+    """Free devices by the domains that a gang must keep within: where none has enough, nothing need be searched."""
+
+    def __init__(self, bench: Bench, state: JobState, free: Free) -> None:
+        self._bench, self._widest = bench, state.job.widest
+        self._devices = state.job.gang_min
+        self._counts: dict[tuple[str, ...], int] = {}
+        self._domains: dict[str, tuple[str, ...]] = {}
+        self._enough: set[tuple[str, ...]] = set()
+        self.give(free)
+
+    def give(self, free: Free) -> bool:
+        """These as well. Whether a domain of them has enough now."""
+        is_enough = False
+        for name, devices in free.items():
+            is_enough |= self._add(name, len(devices))
+        return is_enough
+
+    def take(self, free: Free) -> None:
+        """These are no longer there."""
+        for name, devices in free.items():
+            self._add(name, -len(devices))
+
+    @property
+    def is_enough(self) -> bool:
+        return bool(self._enough)
+
+    def _add(self, name: str, devices: int) -> bool:
+        domain = self._domains.get(name)
+        if domain is None:
+            domain = self._domains[name] = domain_of(self._bench.nodes[name], self._widest)
+        count = self._counts[domain] = self._counts.get(domain, 0) + devices
+        (self._enough.add if count >= self._devices else self._enough.discard)(domain)
+        return count >= self._devices
+
+
+_Found = tuple[list[Candidate], tuple[str, ...]]
+
+
+def _attempt(bench: Bench, state: JobState, card: str, free: Free, candidates: list[Candidate]) -> _Found | None:
+    job = state.job
+    stopping = Stopping(bench.ledger, card, job.queue, candidates)
     # What a gang before this one waits for is not to be had by stopping whoever is still there.
     reserved = {device for other in bench.reservations.get(card, ()) if other.job != job.id for device in other.devices}
-    for run in _victims(bench, ledger, job.queue, candidates, costs):
-        victims.append(run)
-        left = leaves[run.id] = [device for device in _left_by(bench, state, run) if device not in reserved]
-        freed = grouped(left)
-        free = joined(free, freed)
-        ledger.use(run.queue, run.card, run.family, -len(run.devices), world.tables.get(run.coefficients))
-        if not ledger.admits(job.queue, card, job.family, job.gang_min):
-            continue
-        # What could not be placed before can be only with what has just come free.
-        if not tried or job.widest > Level.NODE or any(len(free[name]) >= job.gang_min for name in freed):
-            devices = place_near_data(bench, state, free, job.gang_min)
+    reserved_on = {node_name(device) for device in reserved}
+    room, left = _Room(bench, state, free), dict[str, Free]()
+    victims: list[Candidate] = []
+    may_fit, gone = room.is_enough, list[str]()
+    amount = amount_of(bench.pool, bench.world.coefficients, card, job.family, job.gang_min)
+    for victim in stopping:
+        victims.append(victim)
+        leaves = memory_fits(bench.nodes, victim.leaves, job.memory_gb) if job.memory_gb > 0.0 else victim.leaves
+        if not reserved_on.isdisjoint(leaves):
+            leaves = without(leaves, reserved)
+        left[victim.run.id] = leaves
+        for freed in leaves.values():
+            gone += freed
+        may_fit |= room.give(leaves)
+        # What could not be placed before can be only with what has just come free: a domain is tried when it fills.
+        if may_fit and stopping.admits(amount):
+            together = joined(free, grouped(gone))
+            devices = place_near_data(bench, state, together, job.gang_min)
             if devices is not None:
-                break
-            tried = True
-    if devices is None:
-        return None
-    return _filled_back(bench, state, card, free, ledger, victims, leaves, devices)
+                return _filled_back(bench, state, together, stopping, amount, victims, left, devices)
+            may_fit = False
+    return None
 
 
-def _filled_back(bench: Bench, state: JobState, card: str, free: Free, ledger: Ledger, victims: list[Run],
-                 leaves: dict[str, list[str]], devices: tuple[str, ...]) -> tuple[list[Run], tuple[str, ...]] | None:
-    """The victims without those that are not needed, the last chosen first, and the devices that the gang then gets.
+def _filled_back(bench: Bench, state: JobState, free: Free, stopping: Stopping, amount: float,
+                 victims: list[Candidate], left: dict[str, Free], devices: tuple[str, ...]) -> _Found | None:
+    """The victims without those that are not needed, the last chosen first, and the devices that the gang then gets."""
+    needed, let_off = _needed(bench, state, free, victims, left, devices, lambda victim: True)
+    # Whoever is let off leaves less of the quotas. What they admit at the end they have admitted all the time.
+    if not stopping.admits_with(let_off, amount):
+        def admits_back(victim: Candidate) -> bool:
+            stopping.back(victim)
+            return stopping.admits(amount)
+
+        needed, let_off = _needed(bench, state, free, victims, left, devices, admits_back, stopping.stop)
+    still = without(free, [device for victim in let_off for found in left[victim.run.id].values() for device in found])
+    placed = place_near_data(bench, state, still, state.job.gang_min)
+    return (needed, placed) if placed is not None else None
+
+
+def _needed(bench: Bench, state: JobState, free: Free, victims: list[Candidate], left: dict[str, Free],
+            devices: tuple[str, ...], admits_back: Callable[[Candidate], bool],
+            keep: Callable[[Candidate], None] = lambda victim: None) -> tuple[list[Candidate], list[Candidate]]:
+    """Of the victims those that are needed, and those that are not.
 
     The gang fits on `devices`: as long as these are there it fits (`place` is monotone), and nothing need be searched.
+    `admits_back`: whether the quotas let the gang in with this one running as well; `keep` hears of it if it is needed.
     """
-    job, world = state.job, bench.world
-    needed = [victims[-1]]
-    let_off: list[str] = []
-    for run in reversed(victims[:-1]):
-        table = world.tables.get(run.coefficients)
-        ledger.use(run.queue, run.card, run.family, len(run.devices), table)
-        left = leaves[run.id]
-        fits: tuple[str, ...] | None = devices
-        if not ledger.admits(job.queue, card, job.family, job.gang_min):
-            fits = None
-        elif any(device in devices for device in left):
-            fits = place_near_data(bench, state, without(free, (*let_off, *left)), job.gang_min)
-        if fits is not None:
-            let_off += left
-            devices = fits
+    needed, let_off, gone = [victims[-1]], list[Candidate](), list[str]()
+    room = _Room(bench, state, free)
+    for victim in reversed(victims[:-1]):
+        leaves = left[victim.run.id]
+        mine = [device for found in leaves.values() for device in found]
+        fits: tuple[str, ...] | None = None
+        if admits_back(victim):
+            room.take(leaves)
+            fits = devices
+            if not frozenset(devices).isdisjoint(mine):
+                fits = (place_near_data(bench, state, without(free, (*gone, *mine)), state.job.gang_min)
+                        if room.is_enough else None)
+            if fits is None:
+                room.give(leaves)
+        if fits is None:
+            needed.append(victim)
+            keep(victim)
         else:
-            needed.append(run)
-            ledger.use(run.queue, run.card, run.family, -len(run.devices), table)
-    placed = place_near_data(bench, state, without(free, let_off), job.gang_min)
-    return (needed[::-1], placed) if placed is not None else None
+            let_off.append(victim)
+            gone += mine
+            devices = fits
+    return needed[::-1], let_off
 
 
 def _stoppable(bench: Bench, card: str) -> list[Run]:
-    """The runs on a card that may be stopped for somebody at all."""
     youngest_s = bench.now_s - bench.world.config.rules.min_run_s
     return [run for run in bench.world.runs.values()
             if run.card == card and run.pool == bench.pool.name and not run.stopping and not run.leaving
             and run.started_s <= youngest_s and run.started_s < bench.now_s]
 
 
-def _candidates(bench: Bench, state: JobState, card: str, runs: list[Run], spoken_for: set[str]) -> list[Run]:
-    """Those of these runs that may be stopped for this job."""
-    job, world, ledger = state.job, bench.world, bench.ledger
-    guaranteed = not ledger.borrows(job.queue, card, job.family, job.gang_min)
-    return [run for run in runs if run.id not in spoken_for
-            and (world.jobs[run.job].job.priority < job.priority if run.queue == job.queue else guaranteed)]
+def _candidate(bench: Bench, run: Run) -> Candidate:
+    world, devices = bench.world, len(run.devices)
+    # To be had are only healthy, own and unclaimed ones.
+    leaves = grouped(device for device in run.devices if device not in world.conditions
+                     and device not in world.loaned and device not in world.claimed)
+    amount, units = bench.ledger.counted(run.card, run.family, devices, world.tables.get(run.coefficients))
+    all_but_one, _ = bench.ledger.counted(run.card, run.family, devices - 1)
+    return Candidate(run, run.kind is not Kind.BATCH, world.jobs[run.job].job.priority,
+                     lost_unit_s(world, run, bench.now_s), amount, units, all_but_one, leaves)
 
 
-def _victims(bench: Bench, ledger: Ledger, own_queue: str, candidates: list[Run],
-             costs: dict[str, float]) -> Iterator[Run]:
-    """The candidates, next one first, as the ledger stands after those before; the caller takes each off it."""
-    by_queue: dict[str, list[_Candidate]] = {}
-    for run in candidates:
-        if run.id not in costs:
-            costs[run.id] = lost_unit_s(bench.world, run, bench.now_s)
-        priority = bench.world.jobs[run.job].job.priority
-        by_queue.setdefault(run.queue, []).append((run.kind is not Kind.BATCH, priority, costs[run.id], run.id, run))
-    for found in by_queue.values():
-        found.sort(key=lambda item: item[:4])
-    ranks: dict[str, _VictimRank] = {}
-    changed = set(by_queue)
-    while by_queue:
-        for queue in changed & by_queue.keys():
-            found = by_queue[queue]
-            card, family = found[0][4].card, found[0][4].family
-            if queue == own_queue or ledger.borrows(queue, card, family, 0):
-                ranks[queue] = _victim_rank(ledger, queue, found)
-            else:
-                del by_queue[queue]
-        if not by_queue:
-            return
-        queue = min(by_queue, key=ranks.__getitem__)
-        found = by_queue[queue]
-        run = found.pop(ranks[queue][-1])[4]
-        if not found:
-            del by_queue[queue]
-        yield run
-        # The caller has taken it off its queue, and so off those above; nobody else's books have changed.
-        changed = set(ledger.tree.path(queue))
-
-
-_VictimRank = tuple[bool, bool, float, int, float, str, int]
-
-
-def _victim_rank(ledger: Ledger, queue: str, found: list[_Candidate]) -> _VictimRank:
-    """Whom the queue would give next, the last being its index: one that can go without taking its queue below the
-    guarantee before one that cannot."""
-    fits = _first_within_surplus(ledger, found)
-    item = found[fits or 0]
-    return (item[0], fits is None, -ledger.share(queue), *item[1:4], fits or 0)
-
-
-def _first_within_surplus(ledger: Ledger, found: list[_Candidate]) -> int | None:
-    known: dict[tuple[str, int], bool] = {}
-    for index, (*_, run) in enumerate(found):
-        size = (run.family, len(run.devices))
-        if size not in known:
-            known[size] = ledger.borrows(run.queue, run.card, run.family, 1 - len(run.devices))
-        if known[size]:
-            return index
-    return None
+def _candidates(search: _Search, state: JobState, card: str) -> list[Candidate]:
+    """Those of the runs on a card that may be stopped for this job."""
+    job, spoken_for = state.job, search.spoken_for
+    guaranteed = not search.bench.ledger.borrows(job.queue, card, job.family, job.gang_min)
+    if not guaranteed and not search.less_urgent(card, job.queue, job.priority):
+        return []
+    return [found for found in search.stoppable(card) if found.run.id not in spoken_for
+            and (found.priority < job.priority if found.run.queue == job.queue else guaranteed)]
 
 
 def _free(bench: Bench, state: JobState, card: str) -> Free:
@@ -226,15 +281,6 @@ def _free(bench: Bench, state: JobState, card: str) -> Free:
                              if state.job.checkpoint is not None or promise_covers(bench, devices, length_s)})
     return without(free, [device for other in bench.reservations.get(card, ()) if other.job != state.job.id
                           for device in other.devices])
-
-
-def _left_by(bench: Bench, state: JobState, victim: Run) -> list[str]:
-    """The devices that the job could have if this run went: only healthy, own and unclaimed ones, with the memory."""
-    world, nodes = bench.world, bench.nodes
-    conditions, loaned, claimed = world.conditions, world.loaned, world.claimed
-    return [device for device in victim.devices
-            if device not in conditions and device not in loaned and device not in claimed
-            and nodes[node_name(device)].memory_gb >= state.job.memory_gb]
 
 
 def _orders(bench: Bench, state: JobState, card: str, victims: list[Run], devices: tuple[str, ...]) -> list[Event]:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from allocator.effects import EffectKind, outstanding
-from allocator.events import LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn, RunPlaced
+from allocator.events import ClaimMade, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn, RunPlaced
 from allocator.lendable import Demand, needed_replicas, supply_of
+from allocator.lending import JOBS_OFFERED_TO
 from allocator.loan.states import LoanState
 from allocator.model.inventory import Supply
 from allocator.reasons import Reason
@@ -70,6 +71,16 @@ def test_stale_news_offers_nothing() -> None:
 
 def test_nobody_waits_so_nothing_is_offered() -> None:
     assert lender().supply(2).tick() == []
+
+
+def test_those_who_have_no_loan_to_hope_for_do_not_keep_it_from_those_behind_them() -> None:
+    """Before the one job that a replica would do for wait many that no lender has a card for, or too few of."""
+    stage = a_stage(a_node("t", "k80", devices=4), a_node("i", pool="inference"), a_node("j", pool="inference"),
+                    backends=1).supply(4)
+    stage.submit_and_tick(a_job("runs", cards=("k80",), gang=4))
+    stage.submit(*(a_job(f"k80 {index}", cards=("k80",)) for index in range(JOBS_OFFERED_TO)),
+                 *(a_job(f"large {index}", gang=8) for index in range(JOBS_OFFERED_TO)), a_job("small"))
+    assert [event.claim.job for event in only(ClaimMade, stage.tick(1.0))] == ["small"]
 
 
 def test_no_more_is_offered_than_the_gang_needs() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from allocator.effects import EffectKind
 from allocator.events import ClaimMade, ConfigLoaded, JobCancelled, KillOrdered, NodeDown, RunPlaced, StopOrdered
 from allocator.model.jobs import Kind, Level, Window
 from allocator.model.pools import Pool, PoolKind, Quota
@@ -84,6 +85,61 @@ def test_P58_the_second_card_type_is_tried_too() -> None:
     assert [event.run for event in only(StopOrdered, events)] == [stage.run_of("low").id]
     stage.leave().tick(2.0)
     assert stage.runs() == {"high": "v100", "medium": "p100"}
+
+
+def test_a_job_set_aside_does_not_rank_those_behind_it() -> None:
+    """a's head would borrow and is too large for the pool: who is behind it keeps to the guarantee and goes before an
+    older borrower all the same."""
+    stage = two_free_devices()
+    stage.submit(a_job("huge", "a", 64), a_job("small", "a"))
+    assert placed(stage.tick(1.0)) == ["small"]
+    assert stage.pending("huge") is Pending.GANG_TOO_LARGE
+
+
+def test_a_job_outside_of_its_window_does_not_rank_those_behind_it() -> None:
+    stage = two_free_devices()
+    minute = int(stage.world.wall_s(0.0) // 60 % 1440)
+    closed = Window((minute + 60) % 1440, (minute + 120) % 1440)
+    stage.submit(a_job("night", "a", 2, windows=(closed,)), a_job("small", "a"))
+    assert placed(stage.tick(1.0)) == ["small"]
+    assert stage.pending("night") is Pending.WINDOW_CLOSED
+
+
+def two_free_devices() -> Stage:
+    """One of the two is guaranteed to a; an older job of b wants to borrow both."""
+    stage = a_stage(a_node("n", devices=2), config=a_config(a_queue("a", v100=1), a_queue("b")))
+    stage.submit(a_job("borrower", "b", 2))
+    stage.now_s = 0.5
+    return stage
+
+
+def test_a_gang_that_no_quota_ever_lets_in_keeps_no_devices_from_those_behind_it() -> None:
+    """a lends nobody its four of eight devices, so b will never have six, whoever ends."""
+    stage = a_stage(a_node("n", devices=8),
+                    config=a_config(a_queue("a", v100=Quota(4.0, lending_limit=0.0)), a_queue("b")))
+    stage.submit_and_tick(a_job("runs", "a", 2, work_unit_s=2000.0))
+    stage.submit_and_tick(a_job("runs too", "b", work_unit_s=900.0))
+    stage.submit(a_job("never", "b", 6), a_job("fine", "b", work_unit_s=5000.0))
+    assert placed(stage.tick()) == ["fine"]
+    assert stage.pending("never") is Pending.QUOTA_LIMIT
+    stage.submit_and_tick(a_job("could one day", "b", 4))
+    assert stage.pending("could one day") is not Pending.QUOTA_LIMIT
+
+
+def test_a_gang_that_no_quota_lets_in_while_nodes_are_down_waits_for_them() -> None:
+    stage = a_stage(a_node("n"), a_node("m"),
+                    config=a_config(a_queue("a", v100=Quota(2.0, lending_limit=0.0)), a_queue("b")))
+    stage.happens(NodeDown(at_s=0.0, node="m"))
+    stage.submit_and_tick(a_job("j", "b", 4))
+    assert stage.pending("j") is Pending.NOT_HEALTHY
+
+
+@pytest.mark.parametrize("asks", [{"memory_gb": 24.0}, {"widest": Level.NODE}])
+def test_a_gang_that_no_idle_cluster_would_hold_is_set_aside(asks: dict[str, Any]) -> None:
+    stage = a_stage(a_node("n", memory_gb=16.0), a_node("m", memory_gb=32.0), config=a_config())
+    stage.submit(a_job("never", gang=6, **asks), a_job("fine", gang=6))
+    assert placed(stage.tick()) == ["fine"]
+    assert stage.pending("never") is Pending.GANG_TOO_LARGE
 
 
 # --- backfill --------------------------------------------------------------------------------------------------------
@@ -216,6 +272,28 @@ def test_P63_nobody_is_stopped_for_fragments() -> None:
         a_queue("a"), a_queue("b", v100=2)))
     blocked.submit_and_tick(a_job("a0", "a"), a_job("a1", "a"))
     assert blocked.submit(a_job("b1", "b", 2, widest=Level.NODE)).tick(100.0) == []
+
+
+def test_who_takes_a_card_second_does_not_speak_for_the_one_that_has_its_reservation_there() -> None:
+    stage = a_stage(a_node("n", devices=2), a_node("m", "p100", devices=2))
+    stage.submit_and_tick(a_job("low", gang=2, work_unit_s=6000.0),
+                          a_job("high", gang=2, priority=9, cards=("p100",), work_unit_s=100.0))
+    stage.submit(a_job("either", gang=2, priority=5, cards=("p100", "v100")), a_job("only there", gang=2, priority=5))
+    assert [event.claim.job for event in only(ClaimMade, stage.tick(1.0))] == ["only there"]
+
+
+def test_who_cannot_save_its_work_does_not_speak_for_one_that_may_stand_on_a_loan() -> None:
+    """The idle replica is promised for half an hour: too short for the first of two gangs that are alike otherwise."""
+    stage = a_stage(a_node("n", devices=1), a_node("i", devices=1, pool="inference"), backends=1).supply(1)
+    stage.submit_and_tick(a_job("low"))
+    stage.submit_and_tick(a_job("guest"))
+    stage.obey().tick()
+    stage.obey(EffectKind.START).ends("guest")
+    stage.now_s = 1.0
+    stage.submit(a_job("long", gang=2, priority=5, work_unit_s=1e5, checkpoint=None),
+                 a_job("saves", gang=2, priority=5))
+    (claim,) = only(ClaimMade, stage.tick())
+    assert (claim.claim.job, sorted(claim.claim.devices)) == ("saves", ["i:0", "n:0"])
 
 
 def test_I9_who_keeps_to_the_guarantee_loses_nothing_even_where_more_was_promised_than_there_is() -> None:
@@ -408,11 +486,11 @@ def test_a_job_that_keeps_crashing_is_given_up() -> None:
 
 
 def test_quotas_that_keep_devices_for_others_say_so() -> None:
-    stage = a_stage(a_node("n"), config=a_config(a_queue("a"), a_queue("b", v100=Quota(4.0, lending_limit=0.0))))
-    stage.submit_and_tick(a_job("j", "a"))
-    assert stage.pending("j") is Pending.QUOTA_KEPT
-    stage.submit_and_tick(a_job("b1", "b"))
-    assert stage.runs() == {"b1": "v100"}
+    stage = a_stage(a_node("n"), config=a_config(a_queue("a"), a_queue("b", v100=Quota(2.0, lending_limit=0.0))))
+    stage.submit_and_tick(a_job("a1", "a"), a_job("a2", "a", gang=2))
+    assert stage.pending("a2") is Pending.QUOTA_KEPT
+    stage.submit_and_tick(a_job("b1", "b", gang=2))
+    assert stage.runs() == {"a1": "v100", "b1": "v100"}
 
 
 def test_a_claim_names_what_it_is_for() -> None:
