@@ -48,8 +48,9 @@ class Demo(StrEnum):
 def up(
     engines: Annotated[Engines, typer.Option(help="Real llama.cpp servers, or simulated cards.")] = Engines.llamacpp,
     host: Annotated[str, typer.Option(help="Address that the gateway listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8080,
-    admin_port: Annotated[int, typer.Option(help="Port of the admin listener.")] = 8081,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8080,
+    admin_port: Annotated[int, typer.Option(
+        min=0, max=65535, help="Port of the admin listener; 0 takes a free one.")] = 8081,
     run_dir: Annotated[Path, typer.Option(help="Folder for the fleet file, logs and state.")] = Path(".headrace/run"),
     time_scale: Annotated[float, typer.Option(help="How many times faster than life simulated cards run.")] = 1.0,
     calibrate: Annotated[bool, typer.Option(help="Measure each engine at its first start.")] = True,
@@ -68,7 +69,7 @@ def up(
 def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.")],
     host: Annotated[str | None, typer.Option(help="Listen here instead of where the fleet file says.")] = None,
-    port: Annotated[int | None, typer.Option(help="Listen on this port instead.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Listen on this port instead.")] = None,
     workers: Annotated[str, typer.Option(help="Processes that serve; 'auto': one for each core.")] = "1",
     json: Json = False,
 ) -> None:
