@@ -52,6 +52,11 @@ def request_reload(admin: str, *, json: bool = False) -> int:
     elif result.get("ok"):
         word = "reloaded" if result.get("changed") else "nothing changed"
         print(f"{word}: the fleet is {result.get('config_hash') or UNKNOWN}")
+        needs_restart = (result.get("diff") or {}).get("needs_restart")
+        if needs_restart:
+            print(f"  needs a restart, and holds its old value until then: {', '.join(needs_restart)}")
+        for warning in result.get("warnings") or ():
+            print(f"  warning: {_problem(warning)}")
     else:
         print(f"headrace reload: refused; the fleet stays {result.get('config_hash') or UNKNOWN}", file=sys.stderr)
         for problem in result.get("problems") or ():
@@ -163,4 +168,5 @@ def _problem(problem: Any) -> str:
     if not isinstance(problem, Mapping):
         return str(problem)
     place = ":".join(str(problem[key]) for key in ("file", "line", "column") if problem.get(key) is not None)
-    return "  ".join(str(part) for part in (place, problem.get("path"), problem.get("message")) if part)
+    line = "  ".join(str(part) for part in (place, problem.get("path"), problem.get("message")) if part)
+    return f"{line}\n      {problem['hint']}" if problem.get("hint") else line

@@ -210,6 +210,14 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
         {"file": "fleet.yaml", "line": 14, "column": 5, "path": "backends[1].weight",
          "message": "must be ≥ 0, got -1"}]},
      1, "fleet.yaml:14:5  backends[1].weight  must be ≥ 0, got -1"),
+    (422, {"ok": False, "changed": False, "config_hash": "old", "problems": [
+        {"file": "fleet.yaml", "line": 1, "column": 1, "path": "", "message": "is empty", "hint": "start from here"}]},
+     1, "fleet.yaml:1:1  is empty\n      start from here"),
+    (200, {"ok": True, "changed": True, "config_hash": "abc", "diff": {"needs_restart": ["listen.port", "state.path"]}},
+     0, "needs a restart, and holds its old value until then: listen.port, state.path"),
+    (200, {"ok": True, "changed": True, "config_hash": "abc", "warnings": [
+        {"file": "fleet.yaml", "line": 18, "column": 5, "path": "backends[3]", "message": "has no price_per_hour"}]},
+     0, "warning: fleet.yaml:18:5  backends[3]  has no price_per_hour"),
 ])
 def test_reload_says_what_came_of_it(status: int, answer: dict[str, Any], code: int, said: str,
                                      capsys: pytest.CaptureFixture[str]) -> None:
