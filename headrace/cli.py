@@ -91,7 +91,8 @@ app.add_typer(keys_app)
 def keys_new(
     tenant: Annotated[str, typer.Option(help="Whom the key's requests are counted to.")],
     id: Annotated[str | None, typer.Option(help="Name of the key in records; left out: one is made.")] = None,
-    max_parallel: Annotated[int | None, typer.Option(help="Requests it may have in flight at once.")] = None,
+    max_parallel: Annotated[int | None, typer.Option(
+        min=1, max=1_000_000, help="Requests it may have in flight at once.")] = None,
     expires: Annotated[str | None, typer.Option(help="Date or time (RFC 3339) from which it is refused.")] = None,
     append: Annotated[Path | None, typer.Option(help="Keys file to add the row to.")] = None,
     json: Json = False,

@@ -118,7 +118,9 @@ def test_help_loads_no_room() -> None:
 
 @pytest.mark.parametrize("arguments", [["nope"], ["status", "--nope"], ["serve"], ["up", "--engines", "steam"],
                                        ["loadtest", "--rate", "0"], ["loadtest", "--fault", "slow"],
-                                       ["up", "--port", "99999"], ["up", "--admin-port", "-1"],
+                                       ["up", "--port", "99999"],
+                                       ["keys", "new", "--tenant", "t", "--max-parallel", "0"],
+                                       ["up", "--admin-port", "-1"],
                                        ["serve", "-c", "fleet.yaml", "--port", "65536"]])
 def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     done = headrace(*arguments)
