@@ -166,7 +166,7 @@ def sim(
     from loadtest.sim.command import SimOptions, run
 
     options = SimOptions(
-        scenarios=of if what in ("capacity", "lending", "scorecard") else what, pool=pool,
+        scenarios=_scenarios_of(what, of), pool=pool,
         policies=tuple(filter(None, policies.split(","))),
         seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, load=load,
         jobs=jobs, trace_dir=trace_dir, html=html, json=json,
@@ -176,7 +176,7 @@ def sim(
 
 @app.command(short_help="Measure what is promised of faults, aborts and bad input.")
 def reliability(
-    figures: Annotated[list[str] | None, typer.Argument(help="Which: B C E G H J; left out: all.")] = None,
+    figures: Annotated[list[str] | None, typer.Argument(help="Which: B C E G H J T; left out: all.")] = None,
     size: Annotated[str, typer.Option(help="ci: a minute; long: a quarter of an hour and more.")] = "ci",
     json: Json = False,
 ) -> None:
@@ -315,6 +315,15 @@ def _finish(work: Awaitable[int]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run()))
+
+
+def _scenarios_of(what: str, of: str) -> str:
+    if what in ("capacity", "lending", "scorecard"):
+        return of
+    if of:
+        raise typer.BadParameter(f"{of!r}: `{what}` takes no second word; scenarios are joined by commas, as in "
+                                 "`headrace sim steady,burst`")
+    return what
 
 
 def _faults(given: list[str]) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from headrace import cli
 from headrace.gateway.status import AdminError, fetch_fleet, layout, request_reload, show_status
+from loadtest.reliability.run import FIGURES
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
@@ -107,6 +108,12 @@ def test_each_option_says_what_it_is() -> None:
                 assert parameter.help, f"{name} {parameter.opts}"
 
 
+def test_the_help_of_reliability_names_every_figure() -> None:
+    (argument,) = [parameter for name, command in leaves() if name == "reliability"
+                   for parameter in command.params if parameter.param_type_name == "argument"]
+    assert argument.help == f"Which: {' '.join(FIGURES)}; left out: all."
+
+
 def test_help_loads_no_room() -> None:
     """The gateway, locust and httpx cost a second between them; help must not wait for that."""
     code = ("import sys; from headrace.cli import app; from typer.testing import CliRunner\n"
@@ -117,7 +124,8 @@ def test_help_loads_no_room() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["status", "--nope"], ["serve"], ["up", "--engines", "steam"],
-                                       ["loadtest", "--rate", "0"], ["loadtest", "--fault", "slow"],
+                                       ["loadtest", "--rate", "0"], ["sim", "list", "burst"],
+                                       ["loadtest", "--fault", "slow"],
                                        ["up", "--port", "99999"],
                                        ["keys", "new", "--tenant", "t", "--max-parallel", "0"],
                                        ["up", "--admin-port", "-1"],
