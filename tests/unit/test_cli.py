@@ -1,6 +1,7 @@
 """The command line as a user meets it: help, exit codes, one-line errors, JSON."""
 
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from headrace import cli
-from headrace.gateway.status import AdminError, fetch_fleet, layout, request_reload, show_status
+from headrace.gateway.status import AdminError, fetch_fleet, fleet_table, layout, request_reload, show_status
 from loadtest.reliability.run import FIGURES
 
 COMMANDS = [
@@ -193,6 +195,20 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert header.split()[:3] == ["backend", "card", "quant"]
     assert " ".join(first.split()) == "llama-f16 cpu-avx2 ×1 f16 tp2 healthy 3 2 0 25% 0.4 s 1 0.40 0.123 s 30 1 75%"
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_a_narrow_terminal_gets_fewer_columns_and_each_of_them_whole(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(fleet_table(FLEET, console))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 1 + len(FLEET["backends"])
+    assert "…" not in "".join(lines)
+    assert lines[0].split()[0] == "backend"
+    assert lines[1].split()[0] == "llama-f16"
+    assert "ejected draining" in lines[2]
+    assert ("layout" in lines[0]) == (width == 200)
 
 
 def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[str]) -> None:
