@@ -48,8 +48,9 @@ class Demo(StrEnum):
 def up(
     engines: Annotated[Engines, typer.Option(help="Real llama.cpp servers, or simulated cards.")] = Engines.llamacpp,
     host: Annotated[str, typer.Option(help="Address that the gateway listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8080,
-    admin_port: Annotated[int, typer.Option(help="Port of the admin listener.")] = 8081,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8080,
+    admin_port: Annotated[int, typer.Option(
+        min=0, max=65535, help="Port of the admin listener; 0 takes a free one.")] = 8081,
     run_dir: Annotated[Path, typer.Option(help="Folder for the fleet file, logs and state.")] = Path(".headrace/run"),
     time_scale: Annotated[float, typer.Option(help="How many times faster than life simulated cards run.")] = 1.0,
     calibrate: Annotated[bool, typer.Option(help="Measure each engine at its first start.")] = True,
@@ -68,7 +69,7 @@ def up(
 def serve(
     config: Annotated[Path, typer.Option("--config", "-c", help="The fleet file.")],
     host: Annotated[str | None, typer.Option(help="Listen here instead of where the fleet file says.")] = None,
-    port: Annotated[int | None, typer.Option(help="Listen on this port instead.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Listen on this port instead.")] = None,
     workers: Annotated[str, typer.Option(help="Processes that serve; 'auto': one for each core.")] = "1",
     json: Json = False,
 ) -> None:
@@ -90,7 +91,8 @@ app.add_typer(keys_app)
 def keys_new(
     tenant: Annotated[str, typer.Option(help="Whom the key's requests are counted to.")],
     id: Annotated[str | None, typer.Option(help="Name of the key in records; left out: one is made.")] = None,
-    max_parallel: Annotated[int | None, typer.Option(help="Requests it may have in flight at once.")] = None,
+    max_parallel: Annotated[int | None, typer.Option(
+        min=1, max=1_000_000, help="Requests it may have in flight at once.")] = None,
     expires: Annotated[str | None, typer.Option(help="Date or time (RFC 3339) from which it is refused.")] = None,
     append: Annotated[Path | None, typer.Option(help="Keys file to add the row to.")] = None,
     json: Json = False,
@@ -164,7 +166,7 @@ def sim(
     from loadtest.sim.command import SimOptions, run
 
     options = SimOptions(
-        scenarios=of if what in ("capacity", "lending", "scorecard") else what, pool=pool,
+        scenarios=_scenarios_of(what, of), pool=pool,
         policies=tuple(filter(None, policies.split(","))),
         seeds=seeds, rate_per_s=rate, seconds=seconds, days=days, load=load,
         jobs=jobs, trace_dir=trace_dir, html=html, json=json,
@@ -174,7 +176,7 @@ def sim(
 
 @app.command(short_help="Measure what is promised of faults, aborts and bad input.")
 def reliability(
-    figures: Annotated[list[str] | None, typer.Argument(help="Which: B C E G H J; left out: all.")] = None,
+    figures: Annotated[list[str] | None, typer.Argument(help="Which: B C E G H J T; left out: all.")] = None,
     size: Annotated[str, typer.Option(help="ci: a minute; long: a quarter of an hour and more.")] = "ci",
     json: Json = False,
 ) -> None:
@@ -315,6 +317,15 @@ def _finish(work: Awaitable[int]) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         raise typer.Exit(runner.run(run()))
+
+
+def _scenarios_of(what: str, of: str) -> str:
+    if what in ("capacity", "lending", "scorecard"):
+        return of
+    if of:
+        raise typer.BadParameter(f"{of!r}: `{what}` takes no second word; scenarios are joined by commas, as in "
+                                 "`headrace sim steady,burst`")
+    return what
 
 
 def _faults(given: list[str]) -> dict[str, list[str]]:

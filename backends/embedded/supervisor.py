@@ -240,7 +240,8 @@ class Supervisor:
                     await asyncio.wait_for(self._ending(spec.name), wait_s)
                 if not self._stopping.is_set():
                     after = self._status[spec.name]
-                    await self._set(replace(after, restarts=after.restarts + 1, backoff_s=wait_s))
+                    await self._set(replace(after, state=ChildState.STARTING, restarts=after.restarts + 1,
+                                            backoff_s=wait_s))
         finally:
             await self._set(replace(self._status[spec.name], state=ChildState.STOPPED, pid=None))
 

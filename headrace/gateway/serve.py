@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from router.app import Running
     from router.workers.parent import Serving
 
+log = logging.getLogger("headrace.serve")
+
 
 def worker_count(given: str) -> int:
     """How many processes serve, by what the command line says.
@@ -39,6 +41,7 @@ async def run_serve(config: Path, *, workers: int, host: str | None, port: int |
                 "pid": os.getpid(), "workers": workers,
             }  # fmt: skip
             print(json_module.dumps(ready), flush=True)
+        log.info("%s is served on %s/v1, operators' port is %s", config, process.url, process.admin_url)
 
     if workers > 1:
         from router.workers.parent import serve_workers

@@ -3,18 +3,23 @@
 import json as jsonlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 from rich.console import Console
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 
 WATCH_INTERVAL_S = 1.0
 UNKNOWN = "–"
 _HEALTH_STYLE = {"healthy": "green", "slow_start": "yellow", "half_open": "yellow", "unknown": "yellow",
                  "unhealthy": "red", "ejected": "red"}
+_COLUMNS = ("backend", "card", "quant", "layout", "health", "in flight", "running", "waiting", "KV", "age", "weight",
+            "price/h", "TTFT", "served", "failed", "share")
+_TEXT_COLUMNS = 5
+_FIRST_TO_GO = ("layout", "quant", "age", "weight", "running", "price/h", "waiting", "KV", "card", "failed", "share")
 
 
 class AdminError(Exception):
@@ -52,6 +57,11 @@ def request_reload(admin: str, *, json: bool = False) -> int:
     elif result.get("ok"):
         word = "reloaded" if result.get("changed") else "nothing changed"
         print(f"{word}: the fleet is {result.get('config_hash') or UNKNOWN}")
+        needs_restart = (result.get("diff") or {}).get("needs_restart")
+        if needs_restart:
+            print(f"  needs a restart, and holds its old value until then: {', '.join(needs_restart)}")
+        for warning in result.get("warnings") or ():
+            print(f"  warning: {_problem(warning)}")
     else:
         print(f"headrace reload: refused; the fleet stays {result.get('config_hash') or UNKNOWN}", file=sys.stderr)
         for problem in result.get("problems") or ():
@@ -67,17 +77,28 @@ def fetch_fleet(admin: str) -> dict[str, Any]:
     return fleet
 
 
-def fleet_table(fleet: Mapping[str, Any]) -> Table:
-    """One row a backend. What the gateway does not know is a dash, never a zero."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("backend", "card", "quant", "layout", "health"):
-        table.add_column(title)
-    for title in ("in flight", "running", "waiting", "KV", "age", "weight", "price/h", "TTFT", "served", "failed",
-                  "share"):
-        table.add_column(title, justify="right")
+def fleet_table(fleet: Mapping[str, Any], console: Console) -> Table:
+    """One row a backend. What the gateway does not know is a dash, never a zero.
+
+    Where the console is too narrow for all columns, those that matter least are left out: what is shown is whole.
+    """
     total = sum(backend.get("served_requests") or 0 for backend in fleet["backends"])
-    for backend in fleet["backends"]:
-        table.add_row(*_cells(backend, total))
+    rows = [_cells(backend, total) for backend in fleet["backends"]]
+    endless = console.options.update(max_width=10_000)
+    for left_out in range(len(_FIRST_TO_GO) + 1):
+        table = _table(rows, without=_FIRST_TO_GO[:left_out])
+        if Measurement.get(console, endless, table).maximum <= console.width:
+            break
+    return table
+
+
+def _table(rows: Sequence[Sequence[str]], without: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    kept = [number for number, title in enumerate(_COLUMNS) if title not in without]
+    for number in kept:
+        table.add_column(_COLUMNS[number], justify="left" if number < _TEXT_COLUMNS else "right")
+    for row in rows:
+        table.add_row(*[row[number] for number in kept])
     return table
 
 
@@ -123,17 +144,19 @@ def _print(fleet: Mapping[str, Any], json: bool) -> None:
     # Into a pipe or file the rows stay whole, whatever width is assumed there.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(_title(fleet))
-    console.print(fleet_table(fleet))
+    console.print(fleet_table(fleet, console))
 
 
 def _watch(admin: str) -> None:
+    console = Console()
+
     def picture() -> Table:
         fleet = fetch_fleet(admin)
-        table = fleet_table(fleet)
+        table = fleet_table(fleet, console)
         table.title, table.title_justify = _title(fleet), "left"
         return table
 
-    with Live(picture(), auto_refresh=False, screen=False) as live:
+    with Live(picture(), console=console, auto_refresh=False, screen=False) as live:
         while True:
             time.sleep(WATCH_INTERVAL_S)
             live.update(picture(), refresh=True)
@@ -163,4 +186,5 @@ def _problem(problem: Any) -> str:
     if not isinstance(problem, Mapping):
         return str(problem)
     place = ":".join(str(problem[key]) for key in ("file", "line", "column") if problem.get(key) is not None)
-    return "  ".join(str(part) for part in (place, problem.get("path"), problem.get("message")) if part)
+    line = "  ".join(str(part) for part in (place, problem.get("path"), problem.get("message")) if part)
+    return f"{line}\n      {problem['hint']}" if problem.get("hint") else line

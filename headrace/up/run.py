@@ -11,6 +11,7 @@ import fcntl
 import functools
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -166,8 +167,8 @@ async def _play(state: "_State", engines: EngineSet, narrator: Narrator, stop: a
 
 async def _engine_set(options: UpOptions, stop: asyncio.Event, narrator: Narrator) -> EngineSet:
     if options.engines == "simulated":
-        if options.time_scale <= 0:
-            raise UpError(f"--time-scale must be above 0, got {options.time_scale:g}")
+        if not 0 < options.time_scale < math.inf:
+            raise UpError(f"--time-scale must be a number above 0, got {options.time_scale:g}")
         if options.demo is not None:
             return SimulatedEngines(options.time_scale, slots=DEMO_SLOTS)
         return SimulatedEngines(options.time_scale)

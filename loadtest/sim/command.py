@@ -1,5 +1,7 @@
 """`headrace sim`: plans the runs, drives them, and says what came out."""
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +78,14 @@ def run(what: str, options: SimOptions) -> int:
     Exit code 0: done; 1: the simulator and the real gateway do not agree, or a claim does not hold; 2: it could not
     take place.
     """
+    if options.html is not None:
+        # Before the run: it may take an hour, and what it found would be lost with the page.
+        try:
+            options.html.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(options.html.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            return refuse(SimError(f"no page can be written at {options.html}: {error.strerror or error}"))
     match what:
         case "list":
             return list_scenarios(json=options.json)

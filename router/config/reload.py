@@ -256,6 +256,12 @@ class Reloader:
             self._last_good = result
             self._succeeded += 1
             log.info("%s: %s %s", result.trigger, "now runs" if result.changed else "still runs", result.config_hash)
+            if result.changed:
+                for warning in result.warnings:
+                    log.warning("%s runs with a warning: %s", result.config_hash, warning)
+                if result.diff.needs_restart:
+                    log.warning("%s: a restart is needed for %s; until then the old values hold", result.config_hash,
+                                ", ".join(result.diff.needs_restart))
         else:
             self._last_error = result
             self._failed += 1

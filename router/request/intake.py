@@ -236,7 +236,8 @@ def _parse(body: bytes) -> JsonObject:
     except RecursionError:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     except msgspec.DecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}.", code="invalid_json") from None
+        why = f"is not JSON: {error}" if body.strip() else "is empty"
+        raise bad_request(f"The body {why}.", code="invalid_json") from None
 
 
 def _member(request: JsonObject, name: str, kind: type[T], what: str) -> T | None:

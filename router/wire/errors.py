@@ -93,7 +93,8 @@ def model_not_found(model: str, known: Sequence[str]) -> ApiError:
 
 
 def not_found() -> ApiError:
-    return ApiError(404, "unknown_url", "Unknown path. The API is under /v1 (see GET /v1/models).")
+    return ApiError(404, "unknown_url", (
+        "Unknown path. Clients' API is under /v1 (see GET /v1/models); operators' is under /admin, on its own port."))
 
 
 def method_not_allowed(allow: str) -> ApiError:

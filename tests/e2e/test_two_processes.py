@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.stack import child
+from tests.gateway_stack import fleet_document
 from tests.processes import (
     FakeEngine,
     GatewayProcess,
@@ -50,6 +52,15 @@ def test_a_second_gateway_on_a_taken_port_is_refused_in_one_line_and_harms_nobod
         assert answers(first.url, "/readiness")
         other = second.port if taken == "admin" else second.admin_port
         assert not answers(f"http://127.0.0.1:{other}", "/readiness"), "nothing of the second one stays"
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")])
+def test_the_log_says_where_it_listens_without_json_too(tmp_path: Path, options: tuple[str, ...]) -> None:
+    gateway = GatewayProcess(tmp_path, fleet_document([{"url": "http://127.0.0.1:9"}]))
+    command = [part for part in gateway.command if part != "--json"]
+    with child([*command, *options], gateway.log):
+        until(lambda: gateway.url in gateway.log.read_text(), "a line that says where")
+        assert gateway.admin_url in gateway.log.read_text()
 
 
 def test_sigterm_lets_open_streams_finish_and_takes_no_more(tmp_path: Path) -> None:

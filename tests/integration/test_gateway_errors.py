@@ -337,3 +337,12 @@ async def test_p19_openais_client_raises_what_each_status_means(tmp_path: Path) 
         with_keys(process, b"other")
         with pytest.raises(openai.AuthenticationError, match="API key is missing or unknown"):
             await sdk.chat.completions.create(model=MODEL, messages=[])
+
+
+async def test_an_unknown_path_of_either_listener_leads_to_one_that_is_there(tmp_path: Path) -> None:
+    nobody = {"url": "http://127.0.0.1:9"}
+    async with gateway(tmp_path, [nobody]) as process, httpx.AsyncClient() as client:
+        for address, path in ((process.url, "/v1/models"), (process.admin_url, "/admin/fleet")):
+            message = (await client.get(f"{address}/nothing")).json()["error"]["message"]
+            assert path.rpartition("/")[0] in message
+            assert (await client.get(f"{address}{path}")).status_code == 200

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help, exit codes, one-line errors, JSON."""
 
 import inspect
+import io
 import json
 import os
 import subprocess
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from headrace import cli
-from headrace.gateway.status import AdminError, fetch_fleet, layout, request_reload, show_status
+from headrace.gateway.status import AdminError, fetch_fleet, fleet_table, layout, request_reload, show_status
+from loadtest.reliability.run import FIGURES
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
@@ -107,6 +110,12 @@ def test_each_option_says_what_it_is() -> None:
                 assert parameter.help, f"{name} {parameter.opts}"
 
 
+def test_the_help_of_reliability_names_every_figure() -> None:
+    (argument,) = [parameter for name, command in leaves() if name == "reliability"
+                   for parameter in command.params if parameter.param_type_name == "argument"]
+    assert argument.help == f"Which: {' '.join(FIGURES)}; left out: all."
+
+
 def test_help_loads_no_room() -> None:
     """The gateway, locust and httpx cost a second between them; help must not wait for that."""
     code = ("import sys; from headrace.cli import app; from typer.testing import CliRunner\n"
@@ -117,7 +126,12 @@ def test_help_loads_no_room() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["status", "--nope"], ["serve"], ["up", "--engines", "steam"],
-                                       ["loadtest", "--rate", "0"], ["loadtest", "--fault", "slow"]])
+                                       ["loadtest", "--rate", "0"], ["sim", "list", "burst"],
+                                       ["loadtest", "--fault", "slow"],
+                                       ["up", "--port", "99999"],
+                                       ["keys", "new", "--tenant", "t", "--max-parallel", "0"],
+                                       ["up", "--admin-port", "-1"],
+                                       ["serve", "-c", "fleet.yaml", "--port", "65536"]])
 def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     done = headrace(*arguments)
     assert done.returncode == 2
@@ -196,6 +210,20 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_a_narrow_terminal_gets_fewer_columns_and_each_of_them_whole(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(fleet_table(FLEET, console))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 1 + len(FLEET["backends"])
+    assert "…" not in "".join(lines)
+    assert lines[0].split()[0] == "backend"
+    assert lines[1].split()[0] == "llama-f16"
+    assert "ejected draining" in lines[2]
+    assert ("layout" in lines[0]) == (width == 200)
+
+
 def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin() as url:
         assert show_status(url, json=True) == 0
@@ -221,6 +249,14 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
         {"file": "fleet.yaml", "line": 14, "column": 5, "path": "backends[1].weight",
          "message": "must be ≥ 0, got -1"}]},
      1, "fleet.yaml:14:5  backends[1].weight  must be ≥ 0, got -1"),
+    (422, {"ok": False, "changed": False, "config_hash": "old", "problems": [
+        {"file": "fleet.yaml", "line": 1, "column": 1, "path": "", "message": "is empty", "hint": "start from here"}]},
+     1, "fleet.yaml:1:1  is empty\n      start from here"),
+    (200, {"ok": True, "changed": True, "config_hash": "abc", "diff": {"needs_restart": ["listen.port", "state.path"]}},
+     0, "needs a restart, and holds its old value until then: listen.port, state.path"),
+    (200, {"ok": True, "changed": True, "config_hash": "abc", "warnings": [
+        {"file": "fleet.yaml", "line": 18, "column": 5, "path": "backends[3]", "message": "has no price_per_hour"}]},
+     0, "warning: fleet.yaml:18:5  backends[3]  has no price_per_hour"),
 ])
 def test_reload_says_what_came_of_it(status: int, answer: dict[str, Any], code: int, said: str,
                                      capsys: pytest.CaptureFixture[str]) -> None:

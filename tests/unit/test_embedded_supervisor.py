@@ -148,7 +148,9 @@ def test_a_crash_loop_backs_off(tmp_path: Path) -> None:
             await until(lambda: supervisor.status()[0].restarts >= 4)
         backoffs = sorted({status.backoff_s for status in seen if status.backoff_s is not None})
         assert backoffs == [0.05, 0.1, 0.2]
-        assert {status.last_exit for status in seen if status.state is ChildState.BACKOFF} == {7}
+        deaths = [status for status in seen if status.state is ChildState.BACKOFF]
+        assert {status.last_exit for status in deaths} == {7}
+        assert len(deaths) == len({status.restarts for status in deaths})     # each death is told once
 
     asyncio.run(scenario())
 

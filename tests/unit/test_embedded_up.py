@@ -54,6 +54,8 @@ def test_a_taken_port_is_refused_first(
     ({"port": 18999, "admin_port": 18999}, "must differ"),
     ({"host": "203.0.113.7"}, "cannot listen on 203.0.113.7"),
     ({"engines": "simulated", "time_scale": 0.0}, "--time-scale"),
+    ({"engines": "simulated", "time_scale": float("nan")}, "--time-scale"),
+    ({"engines": "simulated", "time_scale": float("inf")}, "--time-scale"),
 ])
 def test_options_that_cannot_work_are_refused(
     options: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

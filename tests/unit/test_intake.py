@@ -227,6 +227,12 @@ def test_p22_what_is_no_json_object_is_a_400(name: str) -> None:
     assert (error.status, error.code) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize(("body", "words"), [
+    (b"", "The body is empty."), (b" \n", "The body is empty."), (b'{"model":', "The body is not JSON: ")])
+def test_no_body_at_all_is_said_to_be_none(body: bytes, words: str) -> None:
+    assert refusal(body).message.startswith(words)
+
+
 @pytest.mark.parametrize("number", [b"9" * 5000, b"-" + b"9" * 5000, b"1e999", b"0." + b"0" * 5000 + b"1"])
 def test_p22_numbers_of_any_size_pass_where_nothing_reads_them(number: bytes) -> None:
     body = b'{"model":"chat","messages":[],"seed":%s,"n":%s}' % (number, number)

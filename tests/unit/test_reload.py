@@ -131,6 +131,25 @@ def test_the_diff_says_what_changes_field_by_field(fleet_file: Path, gateway: Re
     asyncio.run(scenario())
 
 
+def test_what_needs_a_restart_and_what_is_odd_stands_in_the_log_once(
+    fleet_file: Path, gateway: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        subject = reloader(fleet_file, gateway)
+        await subject.reload("start")
+        caplog.clear()
+        text = SMALL.replace("port: 8080", "port: 9999").replace("    price_per_hour: 0.20\n", "")
+        assert text.count("\n") == SMALL.count("\n") - 1
+        fleet_file.write_text(text)
+        assert (await subject.reload("admin")).changed
+        assert (await subject.reload("admin")).ok
+    asyncio.run(scenario())
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert "no price_per_hour" in warnings[0]
+    assert "a restart is needed for listen.port" in warnings[1]
+
+
 def test_a_policy_is_compared_as_a_whole(fleet_file: Path, gateway: Recorder) -> None:
     policy = "policy: {prices: [request_cost, {name: drain_time, price_per_s: %s}]}\n"
 

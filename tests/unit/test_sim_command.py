@@ -83,6 +83,8 @@ def test_list_names_every_scenario() -> None:
     (("burst", "--seeds", "x"), "whole numbers such as 1-5"),
     (("burst", "--seconds", "20"), "warm-up"),
     (("burst", "--trace-dir", "/nowhere/at/all"), "is no folder"),
+    (("burst", *SHORT, "--policies", "p2c", "--seeds", "1", "--html", "/dev/null/page.html"),
+     "no page can be written"),
     (("capacity", "burst", "--target", "2"), "between 0 and 1"),
     (("capacity", "burst", "--rates", "a,b"), "numbers by commas"),
     (("capacity", "nothing"), "no scenario 'nothing'"),
