@@ -176,15 +176,18 @@ def test_who_is_called_back_is_not_sent_straight_to_a_smaller_replica() -> None:
     assert offers == [301.0]
 
 
-def test_a_surplus_that_goes_on_shrinking_costs_the_job_one_restart_and_not_two() -> None:
+def test_a_surplus_that_goes_on_shrinking_costs_the_job_one_recall_and_not_two() -> None:
     stage = two_cards()
     stage.now_s = 200.0
-    stage.supply(0).tick()
-    stage.leave().tick(210.0)
-    stage.now_s = 250.0
+    events = stage.supply(0).tick()
+    stage.leave()
+    for at_s in range(210, 260, 10):
+        events += stage.tick(float(at_s))
+        stage.obey()
     stage.supply(0, card="k80")
-    assert [event for at_s in range(251, 400, 10) for event in only(LoanOffered, stage.tick(float(at_s)))] == []
-    assert stage.world.jobs["j"].recalls == 1
+    for at_s in range(260, 400, 10):
+        events += stage.tick(float(at_s))
+    assert [event.loan for event in only(LoanRecalled, events)] == ["large-0"]
 
 
 def test_what_an_operator_takes_back_says_nothing_of_the_surplus() -> None:
