@@ -216,6 +216,7 @@ def test_a_place_is_taken_once_and_given_back_once() -> None:
     assert parallel.of("k") == 0
 
 
+@pytest.mark.real_time
 def test_p43_a_thousand_requests_that_end_in_every_way_leave_no_place_taken() -> None:
     """P43: a slot that only success gives back starves its key after the first cancelled stream."""
     parallel = Parallel()
