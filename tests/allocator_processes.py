@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,14 @@ QUICK = {"tick_s": 0.2, "grace_s": GRACE_S, "kill_margin_s": 1.0, "surplus_hold_
          "idle_return_s": 0.5, "promised_min_s": 600.0, "quarantine_after_s": 5.0, "max_recalls": 100}
 SAVES_AND_GOES = SAVES + "acknowledge()\n"
 STEPS = "loadtest.training_job"
+OF_THIS_RUN = secrets.token_hex(4)
+
+
+def devices(node: str, count: int) -> dict[str, Any]:
+    """So many devices for a node, in the file's words. The engine finds who holds a device by its id and all over the
+    machine, so no other run of tests has the same.
+    """
+    return {"devices": count, "device_ids": [f"{node}-{index}-of-{OF_THIS_RUN}" for index in range(count)]}
 
 
 def document(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -38,8 +47,8 @@ def document(folder: Path, **changes: Any) -> dict[str, Any]:
 
     return {
         "version": 1, "state": "state", "listen": {"port": free_port()}, "execution": {"poll_s": 0.05},
-        "nodes": [{"name": "t0", "card": "k80", "devices": 2, "labels": {"for": "training"}},
-                  {"name": "i0", "card": "v100", "devices": 4, "labels": {"for": "inference"}}],
+        "nodes": [{"name": "t0", "card": "k80", **devices("t0", 2), "labels": {"for": "training"}},
+                  {"name": "i0", "card": "v100", **devices("i0", 4), "labels": {"for": "inference"}}],
         "pools": [{"name": "training", "kind": "training", "selector": {"for": "training"}},
                   {"name": "inference", "kind": "inference", "selector": {"for": "inference"}}],
         "queues": [{"name": "q", "parent": "training"}],
@@ -239,5 +248,5 @@ def training(folder: Path, name: str, *options: str) -> dict[str, Any]:
         "resume_args": ["--resume"], "env": {"PYTHONPATH": str(ROOT)}}
 
 
-__all__ = ["DEAF", "FOREVER", "GRACE_S", "SAVES", "SAVES_AND_GOES", "AllocatorProcess", "allocator", "document",
-           "python", "sweep", "training"]
+__all__ = ["DEAF", "FOREVER", "GRACE_S", "SAVES", "SAVES_AND_GOES", "AllocatorProcess", "allocator", "devices",
+           "document", "python", "sweep", "training"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.allocator_processes import QUICK, ROOT, SAVES_AND_GOES, AllocatorProcess, python, sweep
+from tests.allocator_processes import QUICK, ROOT, SAVES_AND_GOES, AllocatorProcess, devices, python, sweep
 from tests.gateway_stack import MODEL, fleet_document
 from tests.integration.test_gateway_lending import COEFFICIENTS
 from tests.processes import GatewayProcess, OpenLoad, Shape, ask_json, failures, free_port, until
@@ -32,7 +32,7 @@ def file_of(router_url: str, ports: dict[str, int], folder: Path) -> dict[str, A
     return {
         "version": 1, "state": str(folder / "state"), "listen": {"port": free_port()}, "execution": {"poll_s": 0.05},
         "router": {"url": router_url, "hold_s": 0.0},
-        "nodes": [{"name": name, "card": "v100", "devices": 1, "labels": {"for": "inference"}} for name in NAMES],
+        "nodes": [{"name": name, "card": "v100", **devices(name, 1), "labels": {"for": "inference"}} for name in NAMES],
         "pools": [{"name": "training", "kind": "training", "selector": {"for": "training"}},
                   {"name": "inference", "kind": "inference", "selector": {"for": "inference"}}],
         "queues": [{"name": "q", "parent": "training"}],

@@ -107,6 +107,7 @@ def test_each_option_says_what_it_is() -> None:
                 assert parameter.help, f"{name} {parameter.opts}"
 
 
+@pytest.mark.real_time
 def test_help_loads_no_room() -> None:
     """The gateway, locust and httpx cost a second between them; help must not wait for that."""
     code = ("import sys; from headrace.cli import app; from typer.testing import CliRunner\n"
@@ -118,6 +119,7 @@ def test_help_loads_no_room() -> None:
 
 @pytest.mark.parametrize("arguments", [["nope"], ["status", "--nope"], ["serve"], ["up", "--engines", "steam"],
                                        ["loadtest", "--rate", "0"], ["loadtest", "--fault", "slow"]])
+@pytest.mark.real_time
 def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     done = headrace(*arguments)
     assert done.returncode == 2
@@ -126,6 +128,7 @@ def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.real_time
 def test_version_in_both_forms() -> None:
     plain, as_json = headrace("version"), headrace("version", "--json")
     assert (plain.returncode, as_json.returncode) == (0, 0)
@@ -134,6 +137,7 @@ def test_version_in_both_forms() -> None:
     assert found["form"] == "interpreted"
 
 
+@pytest.mark.real_time
 def test_status_without_a_gateway_is_one_line_that_helps() -> None:
     done = headrace("status", "--admin", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (1, "")
@@ -160,6 +164,7 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept_for_who_asks(
         cli.main()
 
 
+@pytest.mark.real_time
 def test_ctrl_c_is_quiet() -> None:
     """130, as a shell expects, and not a word."""
     with fleet_admin() as url, subprocess.Popen(
@@ -173,6 +178,7 @@ def test_ctrl_c_is_quiet() -> None:
         assert watching.stderr.read() == ""
 
 
+@pytest.mark.real_time
 def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin() as url:
         assert show_status(url) == 0
@@ -183,6 +189,7 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+@pytest.mark.real_time
 def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin() as url:
         assert show_status(url, json=True) == 0
@@ -190,6 +197,7 @@ def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"backends": 3}', b"\xff\xfe"])
+@pytest.mark.real_time
 def test_another_server_on_the_admin_port_is_said_plainly(body: bytes) -> None:
     with admin({("GET", "/admin/fleet"): (200, body)}) as url, pytest.raises(AdminError, match="--admin"):
         fetch_fleet(url)
@@ -209,6 +217,7 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
          "message": "must be ≥ 0, got -1"}]},
      1, "fleet.yaml:14:5  backends[1].weight  must be ≥ 0, got -1"),
 ])
+@pytest.mark.real_time
 def test_reload_says_what_came_of_it(status: int, answer: dict[str, Any], code: int, said: str,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     with admin({("POST", "/admin/reload"): (status, json.dumps(answer).encode())}) as url:
@@ -243,6 +252,7 @@ def test_up_hands_over_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path:
             options.json) == ("simulated", 1, 8081, tmp_path, 5.0, False, True)
 
 
+@pytest.mark.real_time
 def test_fake_engine_passes_its_own_options_on() -> None:
     done = headrace("fake-engine", "--json", "--help")
     assert done.returncode == 0

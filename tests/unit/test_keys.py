@@ -502,6 +502,7 @@ def test_wrong_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
     assert "expires" in said.err
 
 
+@pytest.mark.real_time
 def test_the_command_needs_no_gateway_to_be_imported() -> None:
     code = "import sys, headrace.keys; print([m for m in ('uvicorn', 'starlette') if m in sys.modules])"
     root = Path(__file__).resolve().parents[2]
