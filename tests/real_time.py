@@ -1,9 +1,9 @@
 """Which tests want the cores to themselves, and how one that says nothing of it is found out.
 
-`scripts/test` runs the tests without the mark `real_time` at the lowest priority beside those that have it. All outside
-`tests/unit` and `tests/property` have it by their place. In there, a test without the mark is pure: it reads no clock,
-waits for nothing, opens no connection and starts no process. Its text and that of
-the helpers in its module tell of the first two, the interpreter's audit events of the others.
+`scripts/test` runs the tests without the mark `real_time` on what the others leave idle. All outside `tests/unit` and
+`tests/property` have the mark by their place. In there, a test without it is pure: it reads no clock, waits for
+nothing, opens no connection and starts no program. Its text, and that of the helpers in its module, tells of the first
+two; the interpreter's audit events tell of the others.
 """
 
 import ast
