@@ -19,6 +19,7 @@ from allocator.model.inventory import Condition
 from allocator.model.world import World
 from allocator.plan import Plan, plan
 from allocator.service import reconcile
+from allocator.service.acting import Acting
 from allocator.service.config import Declared
 from allocator.service.job_request import JobRequest, request_text
 from allocator.service.keeper import Keeper, Note
@@ -98,6 +99,17 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     finally:
         await stand.close()
         await asyncio.to_thread(sweep, tmp_path / "state")
+
+
+async def test_a_stop_is_not_lost_in_a_term_that_ends_badly(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store fails while the term is being closed for a stop: the allocator stops, and begins no other term."""
+    async def failing(self: Acting) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Acting, "close", failing)
+    stand.running.cancel()
+    await asyncio.wait({stand.running}, timeout=20.0)
+    assert stand.running.cancelled()
 
 
 async def test_a_write_that_fails_ends_the_term_and_the_next_one_knows_what_was_written(
