@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
 from policies.admission import Refusal, Refused, admit
-from policies.attempts import AttemptRules, Failure, RetryBudget, Stop, next_attempt
+from policies.attempts import AttemptRules, CourseEnd, Failure, RetryBudget, Stop, StopReason, next_attempt
 from policies.facts import RequestFacts
 from policies.filters import Rejection
 from policies.pipeline import decide
@@ -189,19 +189,20 @@ class Dispatcher:
             AttemptRules(max_attempts=retries.max_attempts),
             course.facts, course.failures, now, budget, deadline_s=exchange.deadline_s,
         )  # fmt: skip
-        paid = None if isinstance(step, Stop) else budget.withdraw(now)
-        if isinstance(step, Stop) or paid is None:
-            course.give_up(failure)
+        if isinstance(step, Stop):
+            unpaid = step.reason is StopReason.RETRY_BUDGET_EMPTY and retries.budget_ratio + retries.budget_floor_per_s
+            course.give_up(failure, CourseEnd.UNASKED if unpaid else CourseEnd.FAILED)
             return
-        self._retry_budget = paid
-        self.metrics.retries.inc((step.reason,))
         course.facts = replace(course.facts, tried=step.avoid, waited_s=now - exchange.received_at_s)
         decision = self._decide(exchange, course.facts, now)
-        if decision.chosen is None:
+        chosen = decision.chosen
+        if chosen is None or (step.elsewhere and chosen.spec.name in step.avoid):
             course.give_up(failure)
-        else:
-            exchange.decided(decision, now)
-            course.send(self.fleet.backends[decision.chosen.spec.name])
+            return
+        self._retry_budget = budget.withdraw(now) or budget
+        self.metrics.retries.inc((step.reason,))
+        exchange.decided(decision, now)
+        course.send(self.fleet.backends[chosen.spec.name])
 
     def considered(self, exchange: Exchange, facts: RequestFacts, now: float) -> Decision:
         """What a decision on the request would be now. Nothing is booked by it."""

@@ -297,7 +297,6 @@ async def test_where_both_fail_the_client_is_told_once(tmp_path: Path) -> None:
         client_of(process) as client,
     ):
         answer = await asked(client)
-        # What is the request's own doing, by one of two, is not tried on a third.
         assert (answer.status_code, len(one.requests), len(two.requests)) == (503, 1, 1)
         await eventually(lambda: at_rest(process))
         assert sample(process, "headrace_requests_total") == 1
