@@ -133,8 +133,10 @@ def _number(value: float | None, form: str = "{}") -> str:
 
 
 def _title(fleet: Mapping[str, Any]) -> str:
-    return (f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN} · "
-            f"{fleet.get('form') or UNKNOWN}")
+    title = (f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN} · "
+             f"{fleet.get('form') or UNKNOWN}")
+    owed = fleet.get("needs_restart")
+    return f"{title}\nneeds a restart, and holds its old value until then: {', '.join(owed)}" if owed else title
 
 
 def _print(fleet: Mapping[str, Any], json: bool) -> None:

@@ -40,7 +40,8 @@ class FleetDiff:
     settings: tuple[SettingChange, ...] = ()
     """Outside of backends."""
     needs_restart: tuple[str, ...] = ()
-    """Settings among these that a running gateway cannot take over: its sockets are bound."""
+    """Settings that a running gateway cannot take over, as its sockets are bound, and that differ from what it started
+    with: whether by this change or by an earlier one."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.settings)
@@ -49,8 +50,9 @@ class FleetDiff:
 NO_CHANGE = FleetDiff()
 
 
-def diff_fleets(before: FleetConfig | None, after: FleetConfig) -> FleetDiff:
-    """What going from `before` to `after` changes; from nothing, every backend is added."""
+def diff_fleets(before: FleetConfig | None, after: FleetConfig, started: FleetConfig | None = None) -> FleetDiff:
+    """What going from `before` to `after` changes; from nothing, every backend is added. The process started with
+    `started`, or with `before`."""
     if before is None:
         return FleetDiff(added=tuple(sorted(backend.name for backend in after.backends)))
     old = {backend.name: backend for backend in before.backends}
@@ -62,8 +64,14 @@ def diff_fleets(before: FleetConfig | None, after: FleetConfig) -> FleetDiff:
         changed=tuple(_backend_change(old[name], new[name])
                       for name in sorted(old.keys() & new.keys()) if old[name] != new[name]),
         settings=settings,
-        needs_restart=tuple(change.path for change in settings if change.path.startswith(_NEEDS_RESTART)),
+        needs_restart=restart_owed(before if started is None else started, after),
     )
+
+
+def restart_owed(started: FleetConfig, after: FleetConfig) -> tuple[str, ...]:
+    """Settings of `after` that only a restart brings in."""
+    changes = _changes(_settings_outside_backends(started), _settings_outside_backends(after))
+    return tuple(change.path for change in changes if change.path.startswith(_NEEDS_RESTART))
 
 
 def _backend_change(before: BackendSection, after: BackendSection) -> BackendChange:

@@ -210,6 +210,13 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+def test_status_says_what_waits_for_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = {**FLEET, "needs_restart": ["listen.port", "state.path"]}
+    with admin({("GET", "/admin/fleet"): (200, json.dumps(fleet).encode())}) as url:
+        assert show_status(url) == 0
+    assert "\nneeds a restart, and holds its old value until then: listen.port, state.path\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_a_narrow_terminal_gets_fewer_columns_and_each_of_them_whole(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), highlight=False)
@@ -254,6 +261,8 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
      1, "fleet.yaml:1:1  is empty\n      start from here"),
     (200, {"ok": True, "changed": True, "config_hash": "abc", "diff": {"needs_restart": ["listen.port", "state.path"]}},
      0, "needs a restart, and holds its old value until then: listen.port, state.path"),
+    (200, {"ok": True, "changed": False, "config_hash": "abc", "diff": {"needs_restart": ["listen.port"]}},
+     0, "needs a restart, and holds its old value until then: listen.port"),
     (200, {"ok": True, "changed": True, "config_hash": "abc", "warnings": [
         {"file": "fleet.yaml", "line": 18, "column": 5, "path": "backends[3]", "message": "has no price_per_hour"}]},
      0, "warning: fleet.yaml:18:5  backends[3]  has no price_per_hour"),

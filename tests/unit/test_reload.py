@@ -131,6 +131,29 @@ def test_the_diff_says_what_changes_field_by_field(fleet_file: Path, gateway: Re
     asyncio.run(scenario())
 
 
+def test_a_restart_is_owed_until_it_is_done_or_the_old_value_is_back(fleet_file: Path, gateway: Recorder) -> None:
+    async def scenario() -> None:
+        subject = reloader(fleet_file, gateway)
+        await subject.reload("start")
+        started = fleet_file.read_text()
+        assert subject.status().needs_restart == ()
+        moved = started.replace("port: 8080", "port: 9999")
+        fleet_file.write_text(moved)
+        assert (await subject.reload("admin")).diff.needs_restart == ("listen.port",)
+        again = await subject.reload("admin")
+        assert (again.changed, again.diff.needs_restart) == (False, ("listen.port",))
+        assert not again.diff
+        fleet_file.write_text(moved.replace("weight: 2", "weight: 3"))
+        other = await subject.reload("admin")
+        assert (other.changed, other.diff.needs_restart) == (True, ("listen.port",))
+        assert subject.status().needs_restart == ("listen.port",)
+        fleet_file.write_text(started)
+        back = await subject.reload("admin")
+        assert (back.changed, back.diff.needs_restart, subject.status().needs_restart) == (True, (), ())
+        assert (await subject.rollback()).diff.needs_restart == ("listen.port",)
+    asyncio.run(scenario())
+
+
 def test_what_needs_a_restart_and_what_is_odd_stands_in_the_log_once(
     fleet_file: Path, gateway: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
