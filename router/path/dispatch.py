@@ -31,7 +31,7 @@ from router.request.exchange import Exchange
 from router.request.generation import Generation
 from router.request.intake import Endpoint, InferenceRequest, class_name, read_request
 from router.request.prompt_ratios import PromptRatios
-from router.wire.errors import ApiError, no_backend, overloaded, unauthorized
+from router.wire.errors import ApiError, context_too_long, no_backend, overloaded, unauthorized
 
 FULL = {
     Refusal.FULL: "The gateway holds as many requests as it may. Try again shortly.",
@@ -258,8 +258,9 @@ class Dispatcher:
         for reason in serving:
             self.metrics.rejections.inc((str(reason),))
         if serving and all(reason == Rejection.CONTEXT_TOO_SMALL for reason in serving):
-            message = "The prompt and the requested output do not fit the context of any backend."
-            return ApiError(400, "context_length_exceeded", message, param="messages")
+            names = [entry.backend for entry in decision.rejected if entry.reason == Rejection.CONTEXT_TOO_SMALL]
+            longest = max(self.fleet.backends[name].spec.context_tokens or 0 for name in names)
+            return context_too_long(facts.model, facts.prompt_tokens, facts.max_output_tokens, longest)
         if decision.retry_after_s is not None:
             turned_away.inc((latency_class, "budget"))
             message = "No backend can keep the latency budget now. Try again when it is time."

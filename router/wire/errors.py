@@ -92,6 +92,18 @@ def model_not_found(model: str, known: Sequence[str]) -> ApiError:
     )
 
 
+def context_too_long(model: str, prompt_tokens: int, max_output_tokens: int | None, longest_tokens: int) -> ApiError:
+    """In tokens: what was asked for, the prompt as it is estimated, and the longest context there is."""
+    output = "room for an answer" if max_output_tokens is None else f"an answer of up to {max_output_tokens}"
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"The request needs about {prompt_tokens} tokens of prompt (an estimate) and {output}; the longest context of "
+        f"the backends that serve {model!a} is {longest_tokens} tokens. Shorten the prompt or ask for less output.",
+        param="messages",
+    )
+
+
 def not_found() -> ApiError:
     return ApiError(404, "unknown_url", (
         "Unknown path. Clients' API is under /v1 (see GET /v1/models); operators' is under /admin, on its own port."))
