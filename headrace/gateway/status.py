@@ -25,6 +25,15 @@ _FIRST_TO_GO = ("layout", "quant", "age", "weight", "running", "price/h", "waiti
 class AdminError(Exception):
     """The admin listener did not give an answer that can be used; the message says what to do."""
 
+    def __init__(self, message: str, *, answered: bool = True) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+    @property
+    def exit_code(self) -> int:
+        """2 where nobody could be asked, as the allocator's commands have it."""
+        return 1 if self.answered else 2
+
 
 def show_status(admin: str, *, json: bool = False, watch: bool = False) -> int:
     """Print the fleet once, or each second until interrupted. Returns the exit code."""
@@ -39,19 +48,19 @@ def show_status(admin: str, *, json: bool = False, watch: bool = False) -> int:
             _watch(admin)
     except AdminError as error:
         print(f"headrace status: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         pass
     return 0
 
 
 def request_reload(admin: str, *, json: bool = False) -> int:
-    """Ask for a reload and print what came of it. Exit code 1 where the file was refused."""
+    """Ask for a reload and print what came of it. Exit code 1 where the file was refused, 2 where nobody answers."""
     try:
         result = _ask("POST", admin, "/admin/reload")
     except AdminError as error:
         print(f"headrace reload: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     if json:
         print(jsonlib.dumps(result))
     elif result.get("ok"):
@@ -170,10 +179,11 @@ def _ask(method: str, admin: str, path: str) -> dict[str, Any]:
         with httpx.Client(base_url=admin, timeout=10, trust_env=False) as client:
             answer = client.request(method, path)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise AdminError(f"{admin!r} is not an address; for example --admin http://127.0.0.1:8081") from None
+        raise AdminError(f"{admin!r} is not an address; for example --admin http://127.0.0.1:8081",
+                         answered=False) from None
     except httpx.TransportError as error:
         raise AdminError(f"no gateway answers on {admin} ({error}); is `headrace up` or `headrace serve` running? "
-                         "Another address: --admin URL") from None
+                         "Another address: --admin URL", answered=False) from None
     try:
         body = answer.json()
     except ValueError:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.gateway.status import AdminError, fetch_fleet, fleet_table, layout, request_reload, show_status
 from loadtest.reliability.run import FIGURES
+from loadtest.stack import free_ports
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
@@ -150,7 +151,7 @@ def test_version_in_both_forms() -> None:
 
 def test_status_without_a_gateway_is_one_line_that_helps() -> None:
     done = headrace("status", "--admin", "http://127.0.0.1:9")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "headrace up" in done.stderr
 
@@ -245,8 +246,31 @@ def test_another_server_on_the_admin_port_is_said_plainly(body: bytes) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "http://[", "nonsense"])
 def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_status(url) == 1
+    assert show_status(url) == 2
     assert "headrace status: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["status"], ["reload"], ["pools"], ["jobs", "list"], ["top", "--once"]])
+def test_where_nobody_answers_the_exit_code_is_2_whoever_was_asked(words: list[str]) -> None:
+    (port,) = free_ports(1)
+    asked = "--admin" if words[0] in ("status", "reload") else "--allocator"
+    done = CliRunner().invoke(cli.app, [*words, asked, f"http://127.0.0.1:{port}"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"answers on http://127.0.0.1:{port} (" in done.stderr
+
+
+def test_where_somebody_else_answers_it_is_1() -> None:
+    with admin({}) as url:
+        assert (show_status(url), request_reload(url)) == (1, 1)
+
+
+def test_version_and_help_by_their_usual_names() -> None:
+    assert headrace("--version").stdout == headrace("version").stdout != ""
+    for words in ((), ("status",), ("jobs", "list"), ("fake-engine",)):
+        short = headrace(*words, "-h")
+        assert short.returncode == 0
+        assert short.stdout == headrace(*words, "--help").stdout
+        assert short.stdout.lower().startswith(" ".join(("usage: headrace", *words)))
 
 
 @pytest.mark.parametrize(("status", "answer", "code", "said"), [
