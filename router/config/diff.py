@@ -1,12 +1,14 @@
 """What changes between two fleet files, setting by setting. Holds no secrets, since the configuration holds none."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.config.fleet_file import FleetConfig
 from router.config.sections import BackendSection
 
+MOST_NAMED = 8
+"""Of a kind, in one line of a log."""
 _NEEDS_RESTART = ("listen", "admin", "decision_log", "state", "limits.max_connections", "timeouts.receive_",
                   "timeouts.drain_s")
 
@@ -46,6 +48,13 @@ class FleetDiff:
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.settings)
 
+    def in_short(self) -> str:
+        """What changes, in a line without values; empty where nothing does."""
+        changed = [f"{one.name} ({_listed([change.path for change in one.settings])})" for one in self.changed]
+        kinds = [("added ", list(self.added)), ("removed ", list(self.removed)), ("changed ", changed),
+                 ("", [change.path for change in self.settings])]  # fmt: skip
+        return "; ".join(f"{word}{_listed(names)}" for word, names in kinds if names)
+
 
 NO_CHANGE = FleetDiff()
 
@@ -72,6 +81,11 @@ def restart_owed(started: FleetConfig, after: FleetConfig) -> tuple[str, ...]:
     """Settings of `after` that only a restart brings in."""
     changes = _changes(_settings_outside_backends(started), _settings_outside_backends(after))
     return tuple(change.path for change in changes if change.path.startswith(_NEEDS_RESTART))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _backend_change(before: BackendSection, after: BackendSection) -> BackendChange:

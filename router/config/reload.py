@@ -272,8 +272,10 @@ class Reloader:
         if result.ok:
             self._last_good = result
             self._succeeded += 1
-            log.info("%s: %s %s", result.trigger, "now runs" if result.changed else "still runs", result.config_hash)
-            if result.changed:
+            if not result.changed:
+                log.info("%s: still runs %s", result.trigger, result.config_hash)
+            else:
+                log.info("%s: now runs %s: %s", result.trigger, result.config_hash, result.diff.in_short() or "keys")
                 for warning in result.warnings:
                     log.warning("%s runs with a warning: %s", result.config_hash, warning)
                 if result.diff.needs_restart:

@@ -105,7 +105,8 @@ async def test_a_request_that_no_backend_can_serve_ejects_none(tmp_path: Path, s
         await found.is_even()
 
 
-async def test_a_broken_backend_beside_a_good_one_is_ejected(tmp_path: Path) -> None:
+async def test_a_broken_backend_beside_a_good_one_is_ejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headrace.gateway")
     async with stack(tmp_path, broken, answer_hello) as found:
         answers = [await found.ask() for _ in range(12)]
         assert {answer.status_code for answer in answers} == {200}
@@ -115,6 +116,9 @@ async def test_a_broken_backend_beside_a_good_one_is_ejected(tmp_path: Path) -> 
         assert live.failed_requests == len(found.backends[0].requests) == 5
         assert found.told("b0") == {OutcomeKind.SERVER_ERROR: 5}
         await found.is_even()
+    levels = {record.getMessage().partition(" (was")[0]: record.levelname for record in caplog.records}
+    assert levels["backend b0: healthy"] == "INFO"
+    assert levels["backend b0: ejected: requests fail (server_error)"] == "WARNING"
 
 
 async def test_of_three_two_broken_ones_are_ejected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from router.config.diff import FleetDiff
 from router.config.fleet_file import LoadedFleet, Problem, load_fleet
 from router.config.reload import Reloader, ReloadResult
 
@@ -171,6 +172,29 @@ def test_what_needs_a_restart_and_what_is_odd_stands_in_the_log_once(
     assert len(warnings) == 2
     assert "no price_per_hour" in warnings[0]
     assert "a restart is needed for listen.port" in warnings[1]
+
+
+def test_the_log_says_what_a_reload_changed(
+    fleet_file: Path, gateway: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        subject = reloader(fleet_file, gateway)
+        await subject.reload("start")
+        fleet_file.write_text(HEAVIER.replace("ttft_s: 1.0", "ttft_s: 2.0").replace("name: llama-f16", "name: other"))
+        assert (await subject.reload("admin")).changed
+        assert (await subject.reload("admin")).ok
+    caplog.set_level("INFO", "headrace.reload")
+    asyncio.run(scenario())
+    lines = [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelname == "INFO"]
+    assert lines[-2].partition(": ")[2] == (
+        "added other; removed llama-f16; changed llama-q4 (weight); latency_classes[interactive].ttft_s")
+    assert lines[-1].startswith("still runs ")
+
+
+def test_many_changes_are_told_in_short() -> None:
+    diff = FleetDiff(added=tuple(f"b{number}" for number in range(20)))
+    assert diff.in_short() == "added b0, b1, b2, b3, b4, b5, b6, b7 and 12 more"
+    assert FleetDiff().in_short() == ""
 
 
 def test_a_policy_is_compared_as_a_whole(fleet_file: Path, gateway: Recorder) -> None:
