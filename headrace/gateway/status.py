@@ -15,7 +15,7 @@ from rich.table import Table
 WATCH_INTERVAL_S = 1.0
 UNKNOWN = "–"
 _HEALTH_STYLE = {"healthy": "green", "slow_start": "yellow", "half_open": "yellow", "unknown": "yellow",
-                 "unhealthy": "red", "ejected": "red"}
+                 "unhealthy": "red", "ejected": "red", "retiring": "yellow"}
 _COLUMNS = ("backend", "card", "quant", "layout", "health", "in flight", "running", "waiting", "KV", "age", "weight",
             "price/h", "TTFT", "served", "failed", "share")
 _TEXT_COLUMNS = 5
@@ -87,12 +87,16 @@ def fetch_fleet(admin: str) -> dict[str, Any]:
 
 
 def fleet_table(fleet: Mapping[str, Any], console: Console) -> Table:
-    """One row a backend. What the gateway does not know is a dash, never a zero.
+    """One row a backend; those that a reload has removed and that still finish requests are `retiring`, at the end.
+
+    What the gateway does not know is a dash, never a zero.
 
     Where the console is too narrow for all columns, those that matter least are left out: what is shown is whole.
     """
+    retiring = [{**backend, "health": {"state": "retiring"}, "draining": False, "sample": None}
+                for backend in fleet.get("retiring") or ()]  # fmt: skip
     total = sum(backend.get("served_requests") or 0 for backend in fleet["backends"])
-    rows = [_cells(backend, total) for backend in fleet["backends"]]
+    rows = [_cells(backend, total) for backend in fleet["backends"]] + [_cells(backend, 0) for backend in retiring]
     endless = console.options.update(max_width=10_000)
     for left_out in range(len(_FIRST_TO_GO) + 1):
         table = _table(rows, without=_FIRST_TO_GO[:left_out])

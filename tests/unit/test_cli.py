@@ -211,6 +211,13 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+def test_status_shows_what_a_removed_backend_still_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with fleet_admin({**FLEET, "retiring": [{**FLEET["backends"][0], "name": "old"}]}) as url:
+        assert show_status(url) == 0
+    last = " ".join(capsys.readouterr().out.splitlines()[-1].split())
+    assert last == "old cpu-avx2 ×1 f16 tp2 retiring 3 – – – – 1 0.40 0.123 s 30 1 –"
+
+
 def test_status_says_what_waits_for_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = {**FLEET, "needs_restart": ["listen.port", "state.path"]}
     with admin({("GET", "/admin/fleet"): (200, json.dumps(fleet).encode())}) as url:
