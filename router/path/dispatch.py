@@ -14,6 +14,7 @@ from policies.admission import Refusal, Refused, admit
 from policies.attempts import AttemptRules, CourseEnd, Failure, RetryBudget, Stop, StopReason, next_attempt
 from policies.facts import RequestFacts
 from policies.filters import Rejection
+from policies.hopeless import MAX_RETRY_AFTER_S, beyond_idle
 from policies.pipeline import decide
 from policies.policy import Decision
 from router.fleet.feedback import Faults
@@ -31,7 +32,14 @@ from router.request.exchange import Exchange
 from router.request.generation import Generation
 from router.request.intake import Endpoint, InferenceRequest, class_name, read_request
 from router.request.prompt_ratios import PromptRatios
-from router.wire.errors import ApiError, context_too_long, no_backend, overloaded, unauthorized
+from router.wire.errors import (
+    ApiError,
+    budget_beyond_idle,
+    context_too_long,
+    no_backend,
+    overloaded,
+    unauthorized,
+)
 
 FULL = {
     Refusal.FULL: "The gateway holds as many requests as it may. Try again shortly.",
@@ -263,6 +271,9 @@ class Dispatcher:
             return context_too_long(facts.model, facts.prompt_tokens, facts.max_output_tokens, longest)
         if decision.retry_after_s is not None:
             turned_away.inc((latency_class, "budget"))
+            beyond = beyond_idle(facts, decision.candidates, self.clock())
+            if beyond is not None:
+                return budget_beyond_idle(beyond.budget, beyond.promised_s, beyond.needed_s, MAX_RETRY_AFTER_S)
             message = "No backend can keep the latency budget now. Try again when it is time."
             return overloaded(message, decision.retry_after_s)
         retry_after_s = self.fleet.back_in_s(self.clock())

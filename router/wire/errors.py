@@ -144,6 +144,22 @@ def overloaded(message: str, retry_after_s: float) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, retry_after_s=retry_after_s)
 
 
+BUDGETS = {"ttft": "to the first token", "inter_token": "between two tokens", "e2e": "to the end of the answer"}
+
+
+def budget_beyond_idle(budget: str, promised_s: float, needed_s: float, retry_after_s: float) -> ApiError:
+    """No backend could keep the budget though it were idle. To wait mends nothing, and OpenAI's SDKs, which would ask
+    again by themselves, are told so."""
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        f"No backend can keep the budget of {promised_s:.3g} s {BUDGETS[budget]}, not even an idle one: the quickest "
+        f"needs about {needed_s:.3g} s for this request. A larger budget or a smaller request would do.",
+        retry_after_s=retry_after_s,
+        headers=[(b"x-should-retry", b"false")],
+    )
+
+
 def bad_gateway(message: str) -> ApiError:
     return ApiError(502, "upstream_error", message)
 
