@@ -20,7 +20,7 @@ from headrace.allocator import cli as allocator_cli
 
 app = typer.Typer(
     name="headrace", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     help="One OpenAI-style endpoint in front of unlike accelerators that serve the same model. Each request goes to "
          "the cheapest backend that still keeps the latency promised to its caller.",
 )
@@ -29,6 +29,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs inst
 Admin = Annotated[str, typer.Option("--admin", envvar="HEADRACE_ADMIN", help="Address of the admin listener.")]
 ADMIN_URL = "http://127.0.0.1:8081"
 CARDS = "a100x2-bf16,l40sx2-fp8,ascend910b2x2-bf16"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[bool, typer.Option(
+        "--version", is_eager=True, callback=_show_version, help="Print the version, and whether it runs compiled.",
+    )] = False,
+) -> None:
+    """What comes before a command."""
 
 
 class Engines(StrEnum):

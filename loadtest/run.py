@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from loadtest import report
+from loadtest.beforehand import Hopeless, check_fleet, check_host, check_schedule
 from loadtest.measured import Promise, failures, measure, shares
 from loadtest.openai_stream import Endpoint, StreamRecord
 from loadtest.stack import Stack, StackError, child, simulated_stack, tail
@@ -75,10 +76,11 @@ def run_loadtest(options: LoadOptions) -> int:
     """Run and report. Exit code 0: every threshold holds; 1: one does not; 2: the run could not take place."""
     try:
         thresholds = read_thresholds(options.thresholds, "host" if options.host else "simulated")
+        _check(options, thresholds)
         folder = options.report or Path(tempfile.mkdtemp(prefix="headrace-loadtest-"))
         folder.mkdir(parents=True, exist_ok=True)
         result = _run(options, thresholds, folder)
-    except (StackError, ThresholdsError, LoadTestError) as error:
+    except (Hopeless, StackError, ThresholdsError, LoadTestError) as error:
         print(f"headrace loadtest: {error}", file=sys.stderr)
         return 2
     report.write(result, folder)
@@ -88,6 +90,16 @@ def run_loadtest(options: LoadOptions) -> int:
         shutil.rmtree(folder)
     report.show(result, folder if kept else None, json=options.json)
     return 0 if passed(result.rows) else 1
+
+
+def _check(options: LoadOptions, thresholds: Sequence[Threshold]) -> None:
+    """Refuse what could not take place or pass, before anything starts. Raises `Hopeless`."""
+    planned = planned_requests(options, {} if options.host else CLASS_SHARES)
+    check_schedule(planned, options.rate_per_s, thresholds)
+    if options.host is None:
+        check_fleet(options.cards, options.policy, options.faults)
+    else:
+        check_host(options.host, options.model, options.api_key_env)
 
 
 def _run(options: LoadOptions, thresholds: Sequence[Threshold], folder: Path) -> report.Result:

@@ -3,8 +3,11 @@
 A retry is allowed only where it cannot be seen and cannot do harm: no byte has reached the client, the failure is not
 the request's own doing, attempts and time are left, and the retry budget has room. The budget is one for the whole
 router: were every request of a bad minute tried three times, the retries would finish what the fault began.
+
+Whose fault a 5xx was, `to_blame` says at the end of the request's course, for only then it is known what others said.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -26,12 +29,12 @@ class FailureCause(StrEnum):
     STATUS_503 = "status_503"
     STATUS_504 = "status_504"
     STATUS_5XX_OTHER = "status_5xx_other"
-    """Mostly 500: often the request's own doing, and then it would take down one backend after another."""
+    """Mostly 500: a broken backend, or the request's own doing. One other backend is asked for its opinion."""
     TRUNCATED = "truncated"
     """The answer began and broke off."""
     INTER_TOKEN_TIMEOUT = "inter_token_timeout"  # noqa: S105
     CLIENT_ERROR = "client_error"
-    """A 4xx other than 429: every backend would say the same."""
+    """A 4xx other than 429, or 501: every backend would say the same."""
     CLIENT_GONE = "client_gone"
     SUPERSEDED = "superseded"
     """Another attempt on the same request, made beside it, answered first."""
@@ -43,6 +46,11 @@ RETRYABLE = frozenset({
     FailureCause.TRUNCATED,
 })
 """Causes that another backend may well not share. TRUNCATED counts only for answers of which nothing was passed on."""
+
+
+SECOND_OPINION = frozenset({FailureCause.STATUS_5XX_OTHER})
+"""Causes that one other backend is asked about and no third: what is the request's own doing would take down one
+backend after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,8 @@ class Failure:
     """What the backend asked for, where it did."""
     first_byte_sent: bool = False
     """Whether a byte of its answer has reached the client."""
+    status: int | None = None
+    """What the backend answered; `None` where it gave no whole answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class Retry:
 
     avoid: tuple[str, ...]
     reason: FailureCause
+    elsewhere: bool = False
+    """Only another backend than these will do: what is wanted is its opinion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,8 @@ def next_attempt(
     last = failures[-1]
     if any(failure.first_byte_sent for failure in failures):
         return Stop(StopReason.FIRST_BYTE_SENT)
-    if any(failure.cause not in rules.retryable for failure in failures):
+    doubtful = [failure for failure in failures if failure.cause not in rules.retryable]
+    if len(doubtful) > 1 or any(failure.cause not in SECOND_OPINION for failure in doubtful):
         return Stop(StopReason.NOT_RETRYABLE)
     if len(failures) >= rules.max_attempts:
         return Stop(StopReason.MAX_ATTEMPTS)
@@ -121,7 +134,45 @@ def next_attempt(
         return Stop(StopReason.DEADLINE)
     if budget.available(now) < 1.0:
         return Stop(StopReason.RETRY_BUDGET_EMPTY)
-    return Retry(tuple(dict.fromkeys((*facts.tried, *(failure.backend for failure in failures)))), last.cause)
+    avoid = tuple(dict.fromkeys((*facts.tried, *(failure.backend for failure in failures))))
+    return Retry(avoid, last.cause, elsewhere=bool(doubtful))
+
+
+class CourseEnd(StrEnum):
+    """How a request's course ended, as far as it tells whose fault an error before was."""
+
+    SERVED = "served"
+    """A backend answered it."""
+    REFUSED = "refused"
+    """A backend found fault with the request itself."""
+    FAILED = "failed"
+    """No backend did either, and no other is asked."""
+    UNASKED = "unasked"
+    """Another could have been asked, and retries were used up for the moment."""
+    LEFT = "left"
+    """Nobody waited for the answer any more."""
+
+
+REQUEST_REFUSED = frozenset({400, 413, 415, 422})
+"""Statuses that say of a request's content that it is wrong."""
+
+
+def to_blame(errors: Sequence[Failure], end: CourseEnd) -> Sequence[Failure]:
+    """Those of `errors`, the 5xx of one request, that are held against their backends.
+
+    A backend that served the request shows that it could be served. One that refuses it, or two that answer it with
+    the same status, show that it could not. Where no other backend could be asked, one opinion stands against the
+    backend that gave it. Where another could, and was not because the client left or retries were used up, the case
+    is open: else whoever sends such requests fast enough, or leaves in time, would have healthy backends ejected. A
+    broken one has others: the retry budget goes on to pay for second opinions, and it takes a handful.
+    """
+    if end in (CourseEnd.REFUSED, CourseEnd.UNASKED, CourseEnd.LEFT):
+        return ()
+    if end is CourseEnd.FAILED:
+        said = {(failure.backend, failure.status) for failure in errors}
+        if len({status for _, status in said}) < len(said):
+            return ()
+    return errors
 
 
 DEFAULT_SILENCE_S = 1.0

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from math import ceil, inf
+from typing import NamedTuple
 
-from policies.estimate import Estimate
+from backends.catalog.views import BackendView
+from policies.estimate import Estimate, predict
 from policies.facts import Budget, RequestFacts
+from policies.footing import drift_of
 from policies.policy import Choice, Priced
 
 MAX_RETRY_AFTER_S = 60.0
@@ -34,6 +37,45 @@ def shed(facts: RequestFacts, budget: Budget, candidates: Sequence[Priced], miss
     late = min([lateness(facts, budget, candidate.estimate) for candidate in candidates])
     return Choice(None, f"shed p={miss:.2g} late {late:.2g} budgets of {len(candidates)}", candidates,
                   retry_after_s(facts, budget, candidates))
+
+
+class BeyondIdle(NamedTuple):
+    """A budget that no backend can keep, whatever is in flight."""
+
+    budget: str
+    """`ttft`, `inter_token` or `e2e`."""
+    promised_s: float
+    needed_s: float
+    """What the quickest would need, idle."""
+
+
+def beyond_idle(facts: RequestFacts, candidates: Sequence[Priced], now: float) -> BeyondIdle | None:
+    """The budget that the quickest of `candidates` would miss by most, though it were idle; `None` where one of them
+    could keep all, or nobody knows because one was never measured."""
+    quickest: tuple[float, BeyondIdle] | None = None
+    for view in [candidate.backend for candidate in candidates]:
+        if view.spec.coefficients is None:
+            return None
+        idle = BackendView(view.spec, view.health, drift=drift_of(view, now))
+        missed = _missed(facts, predict(facts, idle, now))
+        if missed is None:
+            return None
+        if quickest is None or missed[0] < quickest[0]:
+            quickest = missed
+    return None if quickest is None else quickest[1]
+
+
+def _missed(facts: RequestFacts, estimate: Estimate) -> tuple[float, BeyondIdle] | None:
+    """By which factor the budgets are missed, and the one that is missed by most."""
+    budget, gaps = facts.budget, facts.expected_output_tokens - 1
+    asked = [("ttft", budget.ttft_s, estimate.ttft_s), ("e2e", budget.e2e_s, estimate.e2e_s)]
+    if gaps > 0 and budget.inter_token_s is not None:
+        # What an early first token leaves over may be spent on the pace.
+        spare_s = 0.0 if budget.ttft_s is None else max(0.0, budget.ttft_s - estimate.ttft_s)
+        asked.append(("inter_token", budget.inter_token_s, estimate.tpot_s - spare_s / gaps))
+    missed = [(needed_s / max(SHORTEST_PROMISE_S, promised_s), BeyondIdle(name, promised_s, needed_s))
+              for name, promised_s, needed_s in asked if promised_s is not None and needed_s > promised_s]
+    return max(missed, default=None)
 
 
 def retry_after_s(facts: RequestFacts, budget: Budget, candidates: Sequence[Priced]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from backends.catalog.health import Health
+from backends.catalog.health import Health, HealthState
 from backends.poller import Poller
 from policies.registry import build_learner
 from router.config.fleet_file import LoadedFleet
@@ -112,7 +112,9 @@ class Gateway:
 
     def _on_transition(self, name: str, before: Health, after: Health) -> None:
         self.metrics.transitions.inc((name, after.state.value))
-        log.warning("backend %s: %s (was %s)", name, after.describe(), before.state.value)
+        is_out = after.state in (HealthState.UNHEALTHY, HealthState.EJECTED)
+        level = logging.WARNING if is_out else logging.INFO
+        log.log(level, "backend %s: %s (was %s)", name, after.describe(), before.state.value)
 
     def _on_reload(self, result: ReloadResult) -> None:
         self.metrics.reloads.inc(("ok" if result.ok else "refused",))

@@ -10,7 +10,7 @@
 
 Two kinds of evidence never overrule each other. A good probe does not bring back a backend that fails its requests (a
 frozen scheduler still answers `/health`), and a probe that merely comes late does not take out a backend that answers
-its requests. Client mistakes, client departures, requests called back and 429 say nothing about health.
+its requests. Client mistakes, client departures, requests called back, excused errors and 429 say nothing about health.
 
 Time passes lazily: nothing ticks, `Health.at` says what the state is now. After each step the caller asks
 `hold_last_healthy`, the one rule that looks beyond a single backend.
@@ -44,7 +44,9 @@ class OutcomeKind(StrEnum):
     TIMEOUT = "timeout"
     RESET = "reset"
     SERVER_ERROR = "server_error"
-    """Any 5xx but 501, which is an answer about the request."""
+    """A 5xx that is the backend's fault; never 501, which is an answer about the request."""
+    EXCUSED = "excused"
+    """A 5xx that is the request's own doing, as far as anybody knows (`policies.attempts.to_blame`)."""
     TRUNCATED = "truncated"
     """A stream that ended without its terminator."""
     OVERLOADED = "overloaded"

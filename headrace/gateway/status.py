@@ -15,7 +15,7 @@ from rich.table import Table
 WATCH_INTERVAL_S = 1.0
 UNKNOWN = "–"
 _HEALTH_STYLE = {"healthy": "green", "slow_start": "yellow", "half_open": "yellow", "unknown": "yellow",
-                 "unhealthy": "red", "ejected": "red"}
+                 "unhealthy": "red", "ejected": "red", "retiring": "yellow"}
 _COLUMNS = ("backend", "card", "quant", "layout", "health", "in flight", "running", "waiting", "KV", "age", "weight",
             "price/h", "TTFT", "served", "failed", "share")
 _TEXT_COLUMNS = 5
@@ -24,6 +24,15 @@ _FIRST_TO_GO = ("layout", "quant", "age", "weight", "running", "price/h", "waiti
 
 class AdminError(Exception):
     """The admin listener did not give an answer that can be used; the message says what to do."""
+
+    def __init__(self, message: str, *, answered: bool = True) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+    @property
+    def exit_code(self) -> int:
+        """2 where nobody could be asked, as the allocator's commands have it."""
+        return 1 if self.answered else 2
 
 
 def show_status(admin: str, *, json: bool = False, watch: bool = False) -> int:
@@ -39,19 +48,19 @@ def show_status(admin: str, *, json: bool = False, watch: bool = False) -> int:
             _watch(admin)
     except AdminError as error:
         print(f"headrace status: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         pass
     return 0
 
 
 def request_reload(admin: str, *, json: bool = False) -> int:
-    """Ask for a reload and print what came of it. Exit code 1 where the file was refused."""
+    """Ask for a reload and print what came of it. Exit code 1 where the file was refused, 2 where nobody answers."""
     try:
         result = _ask("POST", admin, "/admin/reload")
     except AdminError as error:
         print(f"headrace reload: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     if json:
         print(jsonlib.dumps(result))
     elif result.get("ok"):
@@ -78,12 +87,16 @@ def fetch_fleet(admin: str) -> dict[str, Any]:
 
 
 def fleet_table(fleet: Mapping[str, Any], console: Console) -> Table:
-    """One row a backend. What the gateway does not know is a dash, never a zero.
+    """One row a backend; those that a reload has removed and that still finish requests are `retiring`, at the end.
+
+    What the gateway does not know is a dash, never a zero.
 
     Where the console is too narrow for all columns, those that matter least are left out: what is shown is whole.
     """
+    retiring = [{**backend, "health": {"state": "retiring"}, "draining": False, "sample": None}
+                for backend in fleet.get("retiring") or ()]  # fmt: skip
     total = sum(backend.get("served_requests") or 0 for backend in fleet["backends"])
-    rows = [_cells(backend, total) for backend in fleet["backends"]]
+    rows = [_cells(backend, total) for backend in fleet["backends"]] + [_cells(backend, 0) for backend in retiring]
     endless = console.options.update(max_width=10_000)
     for left_out in range(len(_FIRST_TO_GO) + 1):
         table = _table(rows, without=_FIRST_TO_GO[:left_out])
@@ -133,8 +146,10 @@ def _number(value: float | None, form: str = "{}") -> str:
 
 
 def _title(fleet: Mapping[str, Any]) -> str:
-    return (f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN} · "
-            f"{fleet.get('form') or UNKNOWN}")
+    title = (f"policy {fleet.get('policy') or UNKNOWN} · fleet {fleet.get('config_hash') or UNKNOWN} · "
+             f"{fleet.get('form') or UNKNOWN}")
+    owed = fleet.get("needs_restart")
+    return f"{title}\nneeds a restart, and holds its old value until then: {', '.join(owed)}" if owed else title
 
 
 def _print(fleet: Mapping[str, Any], json: bool) -> None:
@@ -168,10 +183,11 @@ def _ask(method: str, admin: str, path: str) -> dict[str, Any]:
         with httpx.Client(base_url=admin, timeout=10, trust_env=False) as client:
             answer = client.request(method, path)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise AdminError(f"{admin!r} is not an address; for example --admin http://127.0.0.1:8081") from None
+        raise AdminError(f"{admin!r} is not an address; for example --admin http://127.0.0.1:8081",
+                         answered=False) from None
     except httpx.TransportError as error:
         raise AdminError(f"no gateway answers on {admin} ({error}); is `headrace up` or `headrace serve` running? "
-                         "Another address: --admin URL") from None
+                         "Another address: --admin URL", answered=False) from None
     try:
         body = answer.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""`python -m loadtest.fake_engine`: one fake engine as a process of its own.
+"""`headrace fake-engine`: one fake engine as a process of its own.
 
 Prints one JSON line, `{"url": ..., "pid": ...}`, when it listens.
 """
@@ -77,7 +77,7 @@ class _AnnouncingServer(FakeEngineServer):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest.fake_engine", description=__doc__,
+        prog="headrace fake-engine", description=__doc__,
         epilog="Faults: see the head of loadtest/fake_engine/faults.py.",
     )
     default = FakeEngineOptions()

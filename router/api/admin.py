@@ -102,6 +102,7 @@ def fleet_document(gateway: Gateway) -> dict[str, Any]:
     live = gateway.fleet.backends.values()
     return {
         "config_hash": gateway.fleet.config_hash,
+        "needs_restart": gateway.reloader.needs_restart,
         "policy": policy,
         "form": form(),
         "currency": gateway.loaded.config.currency,

@@ -1,12 +1,14 @@
 """What changes between two fleet files, setting by setting. Holds no secrets, since the configuration holds none."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.config.fleet_file import FleetConfig
 from router.config.sections import BackendSection
 
+MOST_NAMED = 8
+"""Of a kind, in one line of a log."""
 _NEEDS_RESTART = ("listen", "admin", "decision_log", "state", "limits.max_connections", "timeouts.receive_",
                   "timeouts.drain_s")
 
@@ -40,17 +42,26 @@ class FleetDiff:
     settings: tuple[SettingChange, ...] = ()
     """Outside of backends."""
     needs_restart: tuple[str, ...] = ()
-    """Settings among these that a running gateway cannot take over: its sockets are bound."""
+    """Settings that a running gateway cannot take over, as its sockets are bound, and that differ from what it started
+    with: whether by this change or by an earlier one."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.settings)
+
+    def in_short(self) -> str:
+        """What changes, in a line without values; empty where nothing does."""
+        changed = [f"{one.name} ({_listed([change.path for change in one.settings])})" for one in self.changed]
+        kinds = [("added ", list(self.added)), ("removed ", list(self.removed)), ("changed ", changed),
+                 ("", [change.path for change in self.settings])]  # fmt: skip
+        return "; ".join(f"{word}{_listed(names)}" for word, names in kinds if names)
 
 
 NO_CHANGE = FleetDiff()
 
 
-def diff_fleets(before: FleetConfig | None, after: FleetConfig) -> FleetDiff:
-    """What going from `before` to `after` changes; from nothing, every backend is added."""
+def diff_fleets(before: FleetConfig | None, after: FleetConfig, started: FleetConfig | None = None) -> FleetDiff:
+    """What going from `before` to `after` changes; from nothing, every backend is added. The process started with
+    `started`, or with `before`."""
     if before is None:
         return FleetDiff(added=tuple(sorted(backend.name for backend in after.backends)))
     old = {backend.name: backend for backend in before.backends}
@@ -62,8 +73,19 @@ def diff_fleets(before: FleetConfig | None, after: FleetConfig) -> FleetDiff:
         changed=tuple(_backend_change(old[name], new[name])
                       for name in sorted(old.keys() & new.keys()) if old[name] != new[name]),
         settings=settings,
-        needs_restart=tuple(change.path for change in settings if change.path.startswith(_NEEDS_RESTART)),
+        needs_restart=restart_owed(before if started is None else started, after),
     )
+
+
+def restart_owed(started: FleetConfig, after: FleetConfig) -> tuple[str, ...]:
+    """Settings of `after` that only a restart brings in."""
+    changes = _changes(_settings_outside_backends(started), _settings_outside_backends(after))
+    return tuple(change.path for change in changes if change.path.startswith(_NEEDS_RESTART))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _backend_change(before: BackendSection, after: BackendSection) -> BackendChange:

@@ -22,7 +22,7 @@ from pathlib import Path
 from watchfiles import Change, awatch
 
 from backends.catalog.spec import BackendSpec
-from router.config.diff import NO_CHANGE, FleetDiff, diff_fleets
+from router.config.diff import NO_CHANGE, FleetDiff, diff_fleets, restart_owed
 from router.config.fleet_file import ConfigError, LoadedFleet, Problem, keys_file_of, load_fleet_bytes
 from settings.source import read_source
 
@@ -67,6 +67,8 @@ class ReloadStatus:
     """Wall time of the last swap."""
     previous_hash: str | None
     """What `rollback` would bring back."""
+    needs_restart: tuple[str, ...]
+    """Settings of what runs that wait for a restart: the process goes on with those that it started with."""
     is_stale: bool
     """The last reload failed: the file holds something else than what runs."""
     last_result: ReloadResult | None
@@ -115,7 +117,7 @@ class Reloader:
         self._poll_s = poll_s
         self._settle_s = settle_s
         self._wall_clock = wall_clock
-        self._running = running
+        self._running = self._started = running
         self._previous: LoadedFleet | None = None
         self._running_since_s = wall_clock() if running else None
         self._seen: str | None = None
@@ -133,6 +135,13 @@ class Reloader:
         """The fleet that runs."""
         return self._running
 
+    @property
+    def needs_restart(self) -> tuple[str, ...]:
+        """Settings of what runs that wait for a restart."""
+        if self._running is None or self._started is None:
+            return ()
+        return restart_owed(self._started.config, self._running.config)
+
     def status(self) -> ReloadStatus:
         """Where things stand."""
         return ReloadStatus(
@@ -140,6 +149,7 @@ class Reloader:
             config_hash=_hash_of(self._running),
             running_since_s=self._running_since_s,
             previous_hash=_hash_of(self._previous),
+            needs_restart=self.needs_restart,
             is_stale=self._last is not None and not self._last.ok,
             last_result=self._last,
             last_good=self._last_good,
@@ -229,6 +239,7 @@ class Reloader:
             problem = self._crash("could not be applied", error, loaded.specs)
             return replace(result, ok=False, changed=False, problems=(problem,))
         self._previous, self._running = self._running, loaded
+        self._started = self._started or loaded
         self._running_since_s = self._wall_clock()
         return replace(result, config_hash=loaded.config_hash)
 
@@ -245,8 +256,14 @@ class Reloader:
             changed=changed,
             problems=problems,
             warnings=loaded.warnings if loaded else (),
-            diff=diff_fleets(self._running.config if self._running else None, loaded.config) if loaded else NO_CHANGE,
+            diff=self._diff(loaded),
         )
+
+    def _diff(self, loaded: LoadedFleet | None) -> FleetDiff:
+        if loaded is None:
+            return NO_CHANGE
+        running, started = self._running, self._started
+        return diff_fleets(running.config if running else None, loaded.config, started.config if started else None)
 
     def _settle(self, result: ReloadResult, started: float) -> ReloadResult:
         """Book, log and pass on a result."""
@@ -255,8 +272,10 @@ class Reloader:
         if result.ok:
             self._last_good = result
             self._succeeded += 1
-            log.info("%s: %s %s", result.trigger, "now runs" if result.changed else "still runs", result.config_hash)
-            if result.changed:
+            if not result.changed:
+                log.info("%s: still runs %s", result.trigger, result.config_hash)
+            else:
+                log.info("%s: now runs %s: %s", result.trigger, result.config_hash, result.diff.in_short() or "keys")
                 for warning in result.warnings:
                     log.warning("%s runs with a warning: %s", result.config_hash, warning)
                 if result.diff.needs_restart:

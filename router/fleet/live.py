@@ -34,7 +34,8 @@ from router.request.intake import Endpoint
 
 EWMA_WEIGHT = 0.1
 BLAMELESS = frozenset({
-    OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.OVERLOADED, OutcomeKind.SUPERSEDED,
+    OutcomeKind.CLIENT_ERROR, OutcomeKind.CLIENT_GONE, OutcomeKind.EXCUSED, OutcomeKind.OVERLOADED,
+    OutcomeKind.SUPERSEDED,
 })
 """Ends of attempts that are no failure of their backend."""
 LATELY_UP_S = 30.0

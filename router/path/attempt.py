@@ -2,7 +2,7 @@
 
 All of it runs in callbacks, of the client's connection at its beginning and of the backend's afterwards. However an
 attempt ends (an answer, a failure, the client's leaving, another's answer, a crash), `_settle` settles its books, and
-once. What comes before and after it is its request's `course`.
+once; only whose fault a 5xx is, the course says later. What comes before and after it is its request's `course`.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ FAULTS = {
 STATUSES = {
     401: FailureCause.STATUS_502,  # the backend refuses the gateway's own key: nothing that the client can mend
     429: FailureCause.STATUS_429,
+    501: FailureCause.CLIENT_ERROR,
     502: FailureCause.STATUS_502,
     503: FailureCause.STATUS_503,
     504: FailureCause.STATUS_504,
@@ -118,6 +119,12 @@ class Owner(Protocol):
 
     def failed(self, attempt: "Attempt", failure: Failure) -> None:
         """The attempt has failed before the client had a byte."""
+
+    def accuse(self, live: LiveBackend, failure: Failure) -> None:
+        """The attempt ended in a 5xx. Its backend's health has not been told: whose fault that is, shows later."""
+
+    def served(self) -> None:
+        """The attempt's backend can serve the request."""
 
     def lighten(self) -> None:
         """The answer is a stream, and under way."""
@@ -239,6 +246,8 @@ class Attempt(UpstreamCall):
     def start_answer(self) -> None:
         """The first event of a stream is there: the client gets its status line."""
         self._owner.start(self, self.status, self._relayed_lines(), sized=False)
+        if self._relay is not None and self._relay.is_good:
+            self._owner.served()
         # What the answer's start does not need comes after it.
         asyncio.get_running_loop().call_soon(self._lighten)
 
@@ -256,6 +265,7 @@ class Attempt(UpstreamCall):
         self.exchange.outcome, kind = ENDINGS[ending]
         self._settle(None, kind)
         if kind is OutcomeKind.SUCCESS:
+            self._owner.served()
             self._learn()
         self._owner.over()
 
@@ -297,7 +307,8 @@ class Attempt(UpstreamCall):
         wait_s = retry_after_s(self.header.get(b"retry-after"))
         if wait_s is not None:
             owner.welcome_again_at_s = min(owner.welcome_again_at_s, now + wait_s)
-        self._fail(Failure(name, STATUSES.get(status, FailureCause.STATUS_5XX_OTHER), now, wait_s), kind)
+        cause = STATUSES.get(status, FailureCause.STATUS_5XX_OTHER)
+        self._fail(Failure(name, cause, now, wait_s, status=status), kind)
 
     def _relayed_lines(self) -> bytes:
         return b"".join([b"%b: %b\r\n" % header for header in self.headers if header[0] in RELAYED_HEADERS])
@@ -336,7 +347,10 @@ class Attempt(UpstreamCall):
         self._settled = True
         exchange, live, tools = self.exchange, self._live, self._tools
         self._lease.settle()
-        tools.fleet.on_outcome(live, kind)
+        if failure is not None and failure.status is not None and kind is OutcomeKind.SERVER_ERROR:
+            self._owner.accuse(live, failure)
+        else:
+            tools.fleet.on_outcome(live, kind)
         tools.metrics.attempts.inc((live.spec.name, kind))
         cause, now = BROKEN_OFF.get(kind) if failure is None else failure.cause, tools.clock()
         feedback = self._feedback

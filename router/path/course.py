@@ -8,14 +8,19 @@ the other goes on, and no retry is needed.
 An answer begins with the first event of a stream, or with the last byte of an answer that is none: what is before it,
 as the 2xx head that engines send ahead of the prefill, promises nothing. A final error about the request itself (4xx)
 is an answer too.
+
+The health of a backend hears of a 5xx when the course shows whose fault it was (`policies.attempts.to_blame`): with the
+answer of another backend, or with the course's end.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from typing import Protocol
 
-from policies.attempts import Failure, FailureCause
+from backends.catalog.health import OutcomeKind
+from policies.attempts import REQUEST_REFUSED, CourseEnd, Failure, FailureCause, to_blame
 from policies.facts import RequestFacts
 from policies.policy import Decision
 from router.fleet.live import LiveBackend
@@ -24,6 +29,8 @@ from router.request.exchange import Exchange, HedgeEnd, Outcome
 from router.request.intake import InferenceRequest
 from router.wire.engine_errors import ErrorAnswer
 from router.wire.errors import bad_gateway, gateway_timeout
+
+log = logging.getLogger("headrace.dispatch")
 
 OWN_LINES = (
     b"x-request-id: %b\r\nx-headrace-backend: %b\r\nx-headrace-reason: %b\r\n"
@@ -42,8 +49,8 @@ class Course:
     """The attempts of one request, and what they leave to each other."""
 
     __slots__ = (
-        "_attempt", "_rival", "_rival_decided", "_waiting_since_s", "client", "dispatch", "error_answer", "exchange",
-        "facts", "failures", "leave_queue", "look", "request", "welcome_again_at_s",
+        "_accused", "_attempt", "_rival", "_rival_decided", "_waiting_since_s", "client", "dispatch", "error_answer",
+        "exchange", "facts", "failures", "leave_queue", "look", "request", "welcome_again_at_s",
     )  # fmt: skip
 
     def __init__(self, dispatch: Dispatch, exchange: Exchange, request: InferenceRequest, client: Answered) -> None:
@@ -62,6 +69,8 @@ class Course:
         """Set while it waits for a backend to come up; nothing is booked before one has."""
         self.look: asyncio.TimerHandle | None = None
         """Set while a hedge may still become due."""
+        self._accused: list[tuple[LiveBackend, Failure]] = []
+        """Backends that answered with a 5xx, of which their health has not been told yet."""
         self._attempt: Attempt | None = None
         self._rival: Attempt | None = None
         """The hedge, while both are under way."""
@@ -100,6 +109,7 @@ class Course:
         if attempt is not None:
             self._count_wait()
             attempt.cancel()
+        self._judge(CourseEnd.LEFT)
 
     # --- what its attempts tell -------------------------------------------------------------------------------------
 
@@ -112,9 +122,18 @@ class Course:
 
     def answer(self, attempt: Attempt, answer: ErrorAnswer) -> None:
         """The attempt's answer is an error of the backend's, and final."""
+        self._judge(CourseEnd.REFUSED if answer.status in REQUEST_REFUSED else CourseEnd.FAILED)
         self.start(attempt, answer.status, answer.lines(), sized=True)
         self.client.finish(answer.body)
         self.over()
+
+    def accuse(self, live: LiveBackend, failure: Failure) -> None:
+        """An attempt ended in a 5xx: whose fault that is, shows later."""
+        self._accused.append((live, failure))
+
+    def served(self) -> None:
+        """One of its backends can serve it."""
+        self._judge(CourseEnd.SERVED)
 
     def failed(self, attempt: Attempt, failure: Failure) -> None:
         """The attempt has failed before the client had a byte."""
@@ -134,6 +153,7 @@ class Course:
     def over(self) -> None:
         """The client has its answer, or as much of one as there will be."""
         self._attempt = None
+        self._judge(CourseEnd.FAILED)
         self.client.over()
 
     def crashed(self, error: Exception) -> None:
@@ -143,8 +163,9 @@ class Course:
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
-    def give_up(self, failure: Failure) -> None:
+    def give_up(self, failure: Failure, end: CourseEnd = CourseEnd.FAILED) -> None:
         """Tell the client of the last failure: in the backend's own words where it had any."""
+        self._judge(end)
         answer, exchange, client = self.error_answer, self.exchange, self.client
         if answer is None:
             if failure.cause in (FailureCause.FIRST_TOKEN_TIMEOUT, FailureCause.HEAD_TIMEOUT):
@@ -163,6 +184,19 @@ class Course:
         """Its stream is under way and may be for minutes: keep of the request only what is still needed."""
         self.request = self.request.without_body()
         self.client.settle_in()
+
+    def _judge(self, end: CourseEnd) -> None:
+        """Tell the health of each backend that answered with a 5xx whether that was its fault. Each is told once."""
+        if not self._accused:
+            return
+        accused, self._accused = self._accused, []
+        blamed = to_blame([failure for _, failure in accused], end)
+        if not blamed:
+            said = ", ".join(f"{failure.backend} {failure.status}" for _, failure in accused)
+            log.info("%s: no backend is blamed for %s", self.exchange.request_id, said)
+        for live, failure in accused:
+            kind = OutcomeKind.SERVER_ERROR if failure in blamed else OutcomeKind.EXCUSED
+            self.dispatch.fleet.on_outcome(live, kind)
 
     def _win(self, winner: Attempt) -> None:
         """The other attempt of two is called back."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
 from policies.admission import Refusal, Refused, admit
-from policies.attempts import AttemptRules, Failure, RetryBudget, Stop, next_attempt
+from policies.attempts import AttemptRules, CourseEnd, Failure, RetryBudget, Stop, StopReason, next_attempt
 from policies.facts import RequestFacts
 from policies.filters import Rejection
+from policies.hopeless import MAX_RETRY_AFTER_S, beyond_idle
 from policies.pipeline import decide
 from policies.policy import Decision
 from router.fleet.feedback import Faults
@@ -31,7 +32,14 @@ from router.request.exchange import Exchange
 from router.request.generation import Generation
 from router.request.intake import Endpoint, InferenceRequest, class_name, read_request
 from router.request.prompt_ratios import PromptRatios
-from router.wire.errors import ApiError, no_backend, overloaded, unauthorized
+from router.wire.errors import (
+    ApiError,
+    budget_beyond_idle,
+    context_too_long,
+    no_backend,
+    overloaded,
+    unauthorized,
+)
 
 FULL = {
     Refusal.FULL: "The gateway holds as many requests as it may. Try again shortly.",
@@ -189,19 +197,20 @@ class Dispatcher:
             AttemptRules(max_attempts=retries.max_attempts),
             course.facts, course.failures, now, budget, deadline_s=exchange.deadline_s,
         )  # fmt: skip
-        paid = None if isinstance(step, Stop) else budget.withdraw(now)
-        if isinstance(step, Stop) or paid is None:
-            course.give_up(failure)
+        if isinstance(step, Stop):
+            unpaid = step.reason is StopReason.RETRY_BUDGET_EMPTY and retries.budget_ratio + retries.budget_floor_per_s
+            course.give_up(failure, CourseEnd.UNASKED if unpaid else CourseEnd.FAILED)
             return
-        self._retry_budget = paid
-        self.metrics.retries.inc((step.reason,))
         course.facts = replace(course.facts, tried=step.avoid, waited_s=now - exchange.received_at_s)
         decision = self._decide(exchange, course.facts, now)
-        if decision.chosen is None:
+        chosen = decision.chosen
+        if chosen is None or (step.elsewhere and chosen.spec.name in step.avoid):
             course.give_up(failure)
-        else:
-            exchange.decided(decision, now)
-            course.send(self.fleet.backends[decision.chosen.spec.name])
+            return
+        self._retry_budget = budget.withdraw(now) or budget
+        self.metrics.retries.inc((step.reason,))
+        exchange.decided(decision, now)
+        course.send(self.fleet.backends[chosen.spec.name])
 
     def considered(self, exchange: Exchange, facts: RequestFacts, now: float) -> Decision:
         """What a decision on the request would be now. Nothing is booked by it."""
@@ -257,10 +266,14 @@ class Dispatcher:
         for reason in serving:
             self.metrics.rejections.inc((str(reason),))
         if serving and all(reason == Rejection.CONTEXT_TOO_SMALL for reason in serving):
-            message = "The prompt and the requested output do not fit the context of any backend."
-            return ApiError(400, "context_length_exceeded", message, param="messages")
+            names = [entry.backend for entry in decision.rejected if entry.reason == Rejection.CONTEXT_TOO_SMALL]
+            longest = max(self.fleet.backends[name].spec.context_tokens or 0 for name in names)
+            return context_too_long(facts.model, facts.prompt_tokens, facts.max_output_tokens, longest)
         if decision.retry_after_s is not None:
             turned_away.inc((latency_class, "budget"))
+            beyond = beyond_idle(facts, decision.candidates, self.clock())
+            if beyond is not None:
+                return budget_beyond_idle(beyond.budget, beyond.promised_s, beyond.needed_s, MAX_RETRY_AFTER_S)
             message = "No backend can keep the latency budget now. Try again when it is time."
             return overloaded(message, decision.retry_after_s)
         retry_after_s = self.fleet.back_in_s(self.clock())

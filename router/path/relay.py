@@ -212,6 +212,11 @@ class EventRelay:
             self._client.feed_from(None)
             self._exchange.usage = self._reader.usage
 
+    @property
+    def is_good(self) -> bool:
+        """An event has come, and none that is an error."""
+        return self._reader.data_events > 0 and not self._reader.failed
+
     # --- Pausable ---------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:

@@ -16,6 +16,7 @@ from policies.attempts import FailureCause
 from policies.policy import Decision
 from router.config.fleet_file import FleetConfig
 from router.fleet.feedback import Faults
+from router.fleet.leases import Books
 from router.fleet.live import Fleet
 from router.fleet.standing import ModelState, classes, drift_now, model_state
 from router.record.instruments import Counter, Histogram
@@ -288,9 +289,6 @@ class FleetCollector(Collector):
             labels = [name]
             health = live.health.at(now)
             families["weight"].add_metric(labels, live.spec.weight)
-            families["in_flight_requests"].add_metric(labels, live.books.requests)
-            families["in_flight_tokens"].add_metric([name, "prefill"], live.books.prefill_tokens)
-            families["in_flight_tokens"].add_metric([name, "context"], live.books.context_tokens)
             belief = live.belief
             families["drift_ratio"].add_metric(labels, drift_now(belief, live.drift, now))
             standing = model_state(live.spec, belief, now)
@@ -309,7 +307,19 @@ class FleetCollector(Collector):
             ):
                 if value is not None:
                     families[key].add_metric(labels, value)
+        self._add_in_flight(families)
         return families.values()
+
+    def _add_in_flight(self, families: dict[str, GaugeMetricFamily]) -> None:
+        """What is in flight by name: a removed backend's open requests too, beside those of one that has its name."""
+        books: dict[str, list[Books]] = {name: [live.books] for name, live in self._fleet.backends.items()}
+        for live in self._fleet.retiring:
+            if live.books.requests:
+                books.setdefault(live.spec.name, []).append(live.books)
+        for name, kept in books.items():
+            families["in_flight_requests"].add_metric([name], sum(one.requests for one in kept))
+            families["in_flight_tokens"].add_metric([name, "prefill"], sum(one.prefill_tokens for one in kept))
+            families["in_flight_tokens"].add_metric([name, "context"], sum(one.context_tokens for one in kept))
 
     @staticmethod
     def _families() -> dict[str, GaugeMetricFamily]:

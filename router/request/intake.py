@@ -19,7 +19,14 @@ from router.request.prompt_ratios import PromptRatios
 from router.request.prompt_size import PromptSize, measure_prompt
 from router.request.wishes import class_asked, wishes_of
 from router.wire.errors import ApiError, bad_request, model_not_found, unsupported_media_type
-from router.wire.json_spans import MAX_MEMBERS, DuplicateKeyError, JsonObject, TooManyMembersError, parse_object
+from router.wire.json_spans import (
+    MAX_MEMBERS,
+    DuplicateKeyError,
+    JsonObject,
+    TooManyMembersError,
+    lone_surrogate,
+    parse_object,
+)
 
 DEFAULT_OUTPUT_TOKENS = 128
 MAX_TOKENS = 2**53
@@ -237,6 +244,8 @@ def _parse(body: bytes) -> JsonObject:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     except msgspec.DecodeError as error:
         why = f"is not JSON: {error}" if body.strip() else "is empty"
+        if (half := lone_surrogate(body)) is not None:
+            why = f"has {half[0]} at byte {half[1]}: half of a surrogate pair, which is no character by itself"
         raise bad_request(f"The body {why}.", code="invalid_json") from None
 
 

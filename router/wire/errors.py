@@ -92,6 +92,18 @@ def model_not_found(model: str, known: Sequence[str]) -> ApiError:
     )
 
 
+def context_too_long(model: str, prompt_tokens: int, max_output_tokens: int | None, longest_tokens: int) -> ApiError:
+    """In tokens: what was asked for, the prompt as it is estimated, and the longest context there is."""
+    output = "room for an answer" if max_output_tokens is None else f"an answer of up to {max_output_tokens}"
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"The request needs about {prompt_tokens} tokens of prompt (an estimate) and {output}; the longest context of "
+        f"the backends that serve {model!a} is {longest_tokens} tokens. Shorten the prompt or ask for less output.",
+        param="messages",
+    )
+
+
 def not_found() -> ApiError:
     return ApiError(404, "unknown_url", (
         "Unknown path. Clients' API is under /v1 (see GET /v1/models); operators' is under /admin, on its own port."))
@@ -130,6 +142,22 @@ def unsupported_media_type(what: str) -> ApiError:
 
 def overloaded(message: str, retry_after_s: float) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, retry_after_s=retry_after_s)
+
+
+BUDGETS = {"ttft": "to the first token", "inter_token": "between two tokens", "e2e": "to the end of the answer"}
+
+
+def budget_beyond_idle(budget: str, promised_s: float, needed_s: float, retry_after_s: float) -> ApiError:
+    """No backend could keep the budget though it were idle. To wait mends nothing, and OpenAI's SDKs, which would ask
+    again by themselves, are told so."""
+    return ApiError(
+        429,
+        "rate_limit_exceeded",
+        f"No backend can keep the budget of {promised_s:.3g} s {BUDGETS[budget]}, not even an idle one: the quickest "
+        f"needs about {needed_s:.3g} s for this request. A larger budget or a smaller request would do.",
+        retry_after_s=retry_after_s,
+        headers=[(b"x-should-retry", b"false")],
+    )
 
 
 def bad_gateway(message: str) -> ApiError:

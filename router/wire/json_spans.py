@@ -13,6 +13,13 @@ import msgspec
 _OPEN = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*")
 _KEY = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _NEXT = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
+_PAIRED = re.compile(
+    rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+",
+    re.DOTALL,
+)
+"""JSON up to the first escape that is half of a surrogate pair and stands alone."""
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+MAX_SEARCHED_BYTES = 1024 * 1024
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 MAX_COPIED_BYTES = 64 * 1024
 MAX_MEMBERS = 1024
@@ -75,6 +82,16 @@ def parse_object(body: bytes) -> JsonObject:
         raise TooManyMembersError
     starts, close = _as_libraries_write(body, values) or _walk(body, values)
     return JsonObject(body, values, starts, close)
+
+
+def lone_surrogate(body: bytes) -> tuple[str, int] | None:
+    """The first escape in a JSON text that is half of a surrogate pair and stands alone (RFC 8259 §8.2), and its byte.
+    `None` where the first `MAX_SEARCHED_BYTES` have none."""
+    paired = _PAIRED.match(body, 0, MAX_SEARCHED_BYTES)
+    half = None if paired is None else _HALF.match(body, paired.end())
+    if half is None or half.end() + len(half.group()) > MAX_SEARCHED_BYTES:  # a pair may have been cut in two there
+        return None
+    return half.group().decode("ascii"), half.start()
 
 
 def _as_libraries_write(body: bytes, values: dict[str, msgspec.Raw]) -> tuple[dict[str, int], int] | None:

@@ -161,6 +161,8 @@ def merge_fleets(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One fleet document: what is counted is summed, what is observed is the first one's, which is the leader's."""
     merged = dict(documents[0])
     merged["in_flight"] = sum(document["in_flight"] for document in documents)
+    # One that has taken a predecessor's place has started with more than those before it.
+    merged["needs_restart"] = sorted({path for document in documents for path in document.get("needs_restart", ())})
     merged["ready"] = any(document["ready"] for document in documents)
     for section in ("backends", "retiring"):
         entries: dict[tuple[str, str], dict[str, Any]] = {}

@@ -88,6 +88,29 @@ async def test_p01_p02_the_backend_is_left_when_the_client_leaves(
         assert blameless(process)
 
 
+async def test_a_client_that_closes_its_sending_side_counts_as_gone(tmp_path: Path) -> None:
+    """As with nginx by default: by TCP alone it may as well have closed altogether."""
+    reached = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        reached.set()
+        await request.until_gone()
+
+    async with (
+        ScriptedBackend(script).serving() as backend,
+        gateway(tmp_path, [backend]) as process,
+        raw_client(process) as client,
+    ):
+        await client.send(request_bytes(chat()))
+        await reached.wait()
+        client.writer.write_eof()
+        assert await client.to_end() == b""
+        await asyncio.wait_for(backend.requests[-1].gone.wait(), 1)
+        await eventually(lambda: at_rest(process), 1)
+        assert sample(process, "headrace_requests_total", outcome="client_closed", status="499") == 1
+        assert blameless(process)
+
+
 async def left(process: Running, data: bytes, ready: Callable[[], bool]) -> None:
     async with raw_client(process) as client:
         sending = asyncio.create_task(client.send(data))

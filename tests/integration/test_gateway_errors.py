@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -280,14 +281,24 @@ async def test_a_full_gateway_is_a_429_before_the_body_is_read(tmp_path: Path) -
         await eventually(lambda: at_rest(process))
 
 
-async def test_a_prompt_that_fits_nowhere_is_a_400(tmp_path: Path) -> None:
+async def test_a_prompt_that_fits_nowhere_is_a_400_with_the_figures(tmp_path: Path) -> None:
+    windows = (100, 300)
     async with (
         ScriptedBackend().serving() as backend,
-        gateway(tmp_path, [{"url": backend.url, "served_model_name": "served", "context_tokens": 100}]) as process,
+        gateway(tmp_path, [
+            {"url": backend.url, "served_model_name": "served", "context_tokens": window} for window in windows
+        ]) as process,
         client_of(process) as client,
-    ):
+    ):  # fmt: skip
         answer = await client.post(CHAT_PATH, json=chat(max_tokens=1000))
         assert (answer.status_code, error_of(answer)["code"]) == (400, "context_length_exceeded")
+        message = error_of(answer)["message"]
+        found = re.search(r"about (\d+) tokens of prompt .* up to 1000; .* 'chat-large' is 300 tokens", message)
+        assert found, message
+        assert 0 < int(found[1]) < 100
+        long = await client.post(CHAT_PATH, json={**chat(), "messages": [{"role": "user", "content": "word " * 2000}]})
+        assert "and room for an answer; the longest context" in error_of(long)["message"]
+        assert not backend.requests
 
 
 def with_keys(process: Running, *keys: bytes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway_stack import ALIAS, MODEL, chat, client_of, gateway
+from tests.gateway_stack import ALIAS, MODEL, chat, client_of, fleet_document, gateway, write_fleet
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, raw_exchange, request_bytes, sample, series
 from tests.scripted_backend import SSE_HEAD, Received, ScriptedBackend, answer_hello, completion, delta, event
 
@@ -95,7 +95,8 @@ async def test_p50_the_counts_add_up(tmp_path: Path) -> None:
             assert sample(process, "headrace_requests_total", outcome=outcome) == plan.count(outcome), outcome
         assert sample(process, "headrace_requests_total") == len(plan)
         attempts = len(one.requests) + len(two.requests)
-        assert sample(process, "headrace_attempts_total") == attempts == len(plan) - plan.count("refused")
+        sent = len(plan) - plan.count("refused") + plan.count("backend_error")  # a 500 has a second opinion
+        assert sample(process, "headrace_attempts_total") == attempts == sent
         assert sample(process, "headrace_decision_seconds_count") == attempts
         assert sample(process, "headrace_request_duration_seconds_count") == len(plan)
         assert sample(process, "headrace_requests_total", backend="b0", outcome="ok") == sample(
@@ -132,6 +133,36 @@ async def test_in_flight_is_seen_while_it_lasts(tmp_path: Path) -> None:
         await held
         await eventually(lambda: sample(process, "headrace_backend_in_flight_requests") == 0)
         assert sample(process, "headrace_time_to_first_token_seconds_count", backend="b0") == 1
+
+
+async def test_what_a_removed_backend_still_has_is_counted(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await go_on.wait()
+        await request.answer(200, completion())
+
+    def in_flight() -> dict[str, float]:
+        found = list(series(process, "headrace_backend_in_flight_requests"))
+        assert len({labels["backend"] for labels, _ in found}) == len(found)
+        return {labels["backend"]: value for labels, value in found}
+
+    async with (
+        ScriptedBackend(script).serving() as old,
+        ScriptedBackend(script).serving() as new,
+        gateway(tmp_path, [old, old]) as process,
+        client_of(process) as client,
+    ):
+        held = [asyncio.create_task(client.post(CHAT_PATH, json=chat())) for _ in range(4)]
+        await eventually(lambda: in_flight() == {"b0": 2, "b1": 2})
+        write_fleet(tmp_path / "fleet.yaml", fleet_document([new]))  # another b0, and b1 is gone
+        assert (await process.gateway.reloader.reload("test")).ok
+        assert in_flight() == {"b0": 2, "b1": 2}
+        held.append(asyncio.create_task(client.post(CHAT_PATH, json=chat())))
+        await eventually(lambda: in_flight() == {"b0": 3, "b1": 2})
+        go_on.set()
+        assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
+        await eventually(lambda: in_flight() == {"b0": 0})
 
 
 @pytest.mark.parametrize(

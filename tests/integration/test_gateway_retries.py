@@ -160,19 +160,20 @@ async def test_nothing_is_retried_after_the_first_byte(tmp_path: Path) -> None:
         assert sample(process, "headrace_retries_total") == 0
 
 
-async def test_p33_what_is_the_requests_own_doing_is_not_retried(tmp_path: Path) -> None:
+async def test_p33_a_500_has_a_second_opinion_and_no_third(tmp_path: Path) -> None:
     async def fails(request: Received) -> None:
         await request.answer(500, {"error": {"message": "cuda assert"}})
 
     async with (
         ScriptedBackend(fails).serving() as one,
         ScriptedBackend(fails).serving() as two,
-        gateway(tmp_path, [one, two]) as process,
+        ScriptedBackend(fails).serving() as three,
+        gateway(tmp_path, [one, two, three]) as process,
         client_of(process) as client,
     ):
         answer = await client.post(CHAT_PATH, json=chat())
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "cuda assert")
-        assert len(one.requests) + len(two.requests) == 1
+        assert sorted(len(backend.requests) for backend in (one, two, three)) == [0, 1, 1]
 
 
 async def test_attempts_are_bounded(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.wire.json_spans import MAX_MEMBERS, DuplicateKeyError, TooManyMembersError, parse_object
+from router.wire.json_spans import (
+    MAX_MEMBERS,
+    MAX_SEARCHED_BYTES,
+    DuplicateKeyError,
+    TooManyMembersError,
+    lone_surrogate,
+    parse_object,
+)
 
 # Characters that parsers trip over: quotes, backslashes, braces, control characters, astral planes.
 TEXT = st.text(st.sampled_from('ab"\\/{}[]:, \n\t\x00\x7fé漢🙂'), max_size=8) | st.text(
@@ -124,3 +131,30 @@ def test_the_number_of_members_is_bounded() -> None:
     assert len(parse_object(body(MAX_MEMBERS)).starts) == MAX_MEMBERS
     with pytest.raises(TooManyMembersError):
         parse_object(body(MAX_MEMBERS + 1))
+
+
+PIECES = st.lists(st.sampled_from([
+    "a", "漢", r"\\", r"\"", r"\n", r"\u0041", r"\ud83d\ude00", r"\\ud800", r"\ud800", r"\uDfFf", r"\udc00",
+]), max_size=8)  # fmt: skip
+
+
+@given(PIECES)
+def test_a_lone_surrogate_is_found_where_it_stands_and_nowhere_else(pieces: list[str]) -> None:
+    before = '{"content":"'
+    body = (before + "".join(pieces) + '"}').encode()
+    text = json.loads(body)["content"]  # joins pairs, and keeps what stands alone
+    found = lone_surrogate(body)
+    assert (found is not None) == any("\ud800" <= character <= "\udfff" for character in text)
+    if found is not None:
+        escape, at = found
+        assert body[at:].startswith(escape.encode())
+        whole = json.loads(body[:at] + b'"}')["content"]  # up to there it is sound
+        assert not any("\ud800" <= character <= "\udfff" for character in whole)
+        assert text.startswith(whole)
+        assert "\ud800" <= text[len(whole)] <= "\udfff"
+
+
+def test_a_pair_at_the_end_of_what_is_searched_is_none_alone() -> None:
+    for shift in range(14):
+        body = b'"' + b"x" * (MAX_SEARCHED_BYTES - shift) + rb'\ud83d\ude00"'
+        assert lone_surrogate(body) is None

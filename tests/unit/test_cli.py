@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.gateway.status import AdminError, fetch_fleet, fleet_table, layout, request_reload, show_status
 from loadtest.reliability.run import FIGURES
+from loadtest.stack import free_ports
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
@@ -154,7 +155,7 @@ def test_version_in_both_forms() -> None:
 @pytest.mark.real_time
 def test_status_without_a_gateway_is_one_line_that_helps() -> None:
     done = headrace("status", "--admin", "http://127.0.0.1:9")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "headrace up" in done.stderr
 
@@ -216,6 +217,20 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+def test_status_shows_what_a_removed_backend_still_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with fleet_admin({**FLEET, "retiring": [{**FLEET["backends"][0], "name": "old"}]}) as url:
+        assert show_status(url) == 0
+    last = " ".join(capsys.readouterr().out.splitlines()[-1].split())
+    assert last == "old cpu-avx2 ×1 f16 tp2 retiring 3 – – – – 1 0.40 0.123 s 30 1 –"
+
+
+def test_status_says_what_waits_for_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = {**FLEET, "needs_restart": ["listen.port", "state.path"]}
+    with admin({("GET", "/admin/fleet"): (200, json.dumps(fleet).encode())}) as url:
+        assert show_status(url) == 0
+    assert "\nneeds a restart, and holds its old value until then: listen.port, state.path\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
 def test_a_narrow_terminal_gets_fewer_columns_and_each_of_them_whole(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), highlight=False)
@@ -246,8 +261,31 @@ def test_another_server_on_the_admin_port_is_said_plainly(body: bytes) -> None:
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "http://[", "nonsense"])
 def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_status(url) == 1
+    assert show_status(url) == 2
     assert "headrace status: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["status"], ["reload"], ["pools"], ["jobs", "list"], ["top", "--once"]])
+def test_where_nobody_answers_the_exit_code_is_2_whoever_was_asked(words: list[str]) -> None:
+    (port,) = free_ports(1)
+    asked = "--admin" if words[0] in ("status", "reload") else "--allocator"
+    done = CliRunner().invoke(cli.app, [*words, asked, f"http://127.0.0.1:{port}"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"answers on http://127.0.0.1:{port} (" in done.stderr
+
+
+def test_where_somebody_else_answers_it_is_1() -> None:
+    with admin({}) as url:
+        assert (show_status(url), request_reload(url)) == (1, 1)
+
+
+def test_version_and_help_by_their_usual_names() -> None:
+    assert headrace("--version").stdout == headrace("version").stdout != ""
+    for words in ((), ("status",), ("jobs", "list"), ("fake-engine",)):
+        short = headrace(*words, "-h")
+        assert short.returncode == 0
+        assert short.stdout == headrace(*words, "--help").stdout
+        assert short.stdout.lower().startswith(" ".join(("usage: headrace", *words)))
 
 
 @pytest.mark.parametrize(("status", "answer", "code", "said"), [
@@ -262,6 +300,8 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
      1, "fleet.yaml:1:1  is empty\n      start from here"),
     (200, {"ok": True, "changed": True, "config_hash": "abc", "diff": {"needs_restart": ["listen.port", "state.path"]}},
      0, "needs a restart, and holds its old value until then: listen.port, state.path"),
+    (200, {"ok": True, "changed": False, "config_hash": "abc", "diff": {"needs_restart": ["listen.port"]}},
+     0, "needs a restart, and holds its old value until then: listen.port"),
     (200, {"ok": True, "changed": True, "config_hash": "abc", "warnings": [
         {"file": "fleet.yaml", "line": 18, "column": 5, "path": "backends[3]", "message": "has no price_per_hour"}]},
      0, "warning: fleet.yaml:18:5  backends[3]  has no price_per_hour"),

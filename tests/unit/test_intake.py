@@ -392,3 +392,12 @@ def test_p56_any_other_request_id_is_replaced(given: bytes) -> None:
     assert len(fresh) == 24
     assert int(fresh, 16) >= 0
     assert fresh != request_id_of({b"x-request-id": given})
+
+
+@pytest.mark.parametrize("half", [r"\ud800", r"\ud800x", r"\ud800 and more of it", r"\ud800\u0041", r"\udc00"])
+def test_half_a_surrogate_pair_is_named_with_its_place(half: str) -> None:
+    body = b'{"model":"chat","messages":[{"role":"user","content":"\\\\ud800 ' + half.encode() + b'"}]}'
+    error = refusal(body)
+    assert (error.status, error.code) == (400, "invalid_json")
+    at = body.index(half.encode(), body.index(b" "))
+    assert error.message.startswith(f"The body has {half[:6]} at byte {at}: half of a surrogate pair")

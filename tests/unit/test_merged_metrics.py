@@ -70,3 +70,9 @@ def test_fleet_documents_add_up() -> None:
     assert entry["in_flight"] == {"requests": 3, "prefill_tokens": 2, "context_tokens": 4}
     assert entry["served_requests"] == 10
     assert entry["health"] == 2, "the leader's"
+
+
+def test_a_restart_is_owed_where_any_worker_owes_it() -> None:
+    owing = {**document(0, 0), "needs_restart": ["listen.port"]}
+    merged = merge_fleets([{**document(0, 0), "needs_restart": []}, owing, document(0, 0)])
+    assert merged["needs_restart"] == ["listen.port"]

@@ -4,7 +4,9 @@ import pytest
 
 from policies.attempts import (
     RETRYABLE,
+    SECOND_OPINION,
     AttemptRules,
+    CourseEnd,
     Failure,
     FailureCause,
     Retry,
@@ -13,6 +15,7 @@ from policies.attempts import (
     StopReason,
     backoff_until_s,
     next_attempt,
+    to_blame,
 )
 from policies.registry import PolicySpec, build_pipeline
 from tests.policy_fleet import a_backend, a_request, choose, name_of
@@ -28,13 +31,45 @@ def a_failure(cause: FailureCause = FailureCause.CONNECT, backend: str = "a", **
 @pytest.mark.parametrize("cause", list(FailureCause))
 def test_only_causes_that_another_backend_may_not_share_are_retried(cause: FailureCause) -> None:
     found = next_attempt(RULES, a_request(), (a_failure(cause),), 5.0, FULL)
-    assert found == (Retry(("a",), cause) if cause in RETRYABLE else Stop(StopReason.NOT_RETRYABLE))
+    may, elsewhere = cause in RETRYABLE | SECOND_OPINION, cause in SECOND_OPINION
+    assert found == (Retry(("a",), cause, elsewhere) if may else Stop(StopReason.NOT_RETRYABLE))
 
 
 def test_p33_the_request_s_own_mistakes_are_not_retried() -> None:
-    final = {FailureCause.CLIENT_ERROR, FailureCause.CLIENT_GONE, FailureCause.STATUS_5XX_OTHER,
-             FailureCause.SUPERSEDED}
-    assert not final & RETRYABLE
+    final = {FailureCause.CLIENT_ERROR, FailureCause.CLIENT_GONE, FailureCause.SUPERSEDED}
+    assert not final & (RETRYABLE | SECOND_OPINION)
+
+
+def test_p33_a_500_is_asked_of_one_other_and_of_no_third() -> None:
+    first, second = a_failure(FailureCause.STATUS_5XX_OTHER), a_failure(FailureCause.STATUS_5XX_OTHER, backend="b")
+    busy = a_failure(FailureCause.STATUS_503, backend="b")
+    assert isinstance(next_attempt(RULES, a_request(), (first,), 5.0, FULL), Retry)
+    assert isinstance(next_attempt(RULES, a_request(), (first, busy), 5.0, FULL), Retry)
+    assert next_attempt(RULES, a_request(), (first, second), 5.0, FULL) == Stop(StopReason.NOT_RETRYABLE)
+
+
+def errors(*said: tuple[str, int]) -> list[Failure]:
+    return [a_failure(FailureCause.STATUS_5XX_OTHER, backend=backend, status=status) for backend, status in said]
+
+
+@pytest.mark.parametrize("said", [[("a", 500)], [("a", 500), ("b", 500)], [("a", 500), ("b", 503), ("c", 500)]])
+def test_who_serves_a_request_puts_the_blame_on_those_that_did_not(said: list[tuple[str, int]]) -> None:
+    assert to_blame(errors(*said), CourseEnd.SERVED) == errors(*said)
+
+
+@pytest.mark.parametrize("said", [[("a", 500)], [("a", 500), ("b", 503)], [("a", 500), ("a", 500)]])
+def test_without_two_that_agree_each_stands_for_itself(said: list[tuple[str, int]]) -> None:
+    assert to_blame(errors(*said), CourseEnd.FAILED) == errors(*said)
+
+
+@pytest.mark.parametrize("said", [[("a", 500), ("b", 500)], [("a", 502), ("b", 500), ("c", 502)]])
+def test_two_that_agree_clear_all(said: list[tuple[str, int]]) -> None:
+    assert to_blame(errors(*said), CourseEnd.FAILED) == ()
+
+
+@pytest.mark.parametrize("end", [CourseEnd.REFUSED, CourseEnd.LEFT])
+def test_a_request_refused_or_left_blames_nobody(end: CourseEnd) -> None:
+    assert to_blame(errors(("a", 500)), end) == ()
 
 
 def test_operators_may_retry_500() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from router.config.diff import FleetDiff
 from router.config.fleet_file import LoadedFleet, Problem, load_fleet
 from router.config.reload import Reloader, ReloadResult
 
@@ -133,6 +134,29 @@ def test_the_diff_says_what_changes_field_by_field(fleet_file: Path, gateway: Re
     asyncio.run(scenario())
 
 
+def test_a_restart_is_owed_until_it_is_done_or_the_old_value_is_back(fleet_file: Path, gateway: Recorder) -> None:
+    async def scenario() -> None:
+        subject = reloader(fleet_file, gateway)
+        await subject.reload("start")
+        started = fleet_file.read_text()
+        assert subject.status().needs_restart == ()
+        moved = started.replace("port: 8080", "port: 9999")
+        fleet_file.write_text(moved)
+        assert (await subject.reload("admin")).diff.needs_restart == ("listen.port",)
+        again = await subject.reload("admin")
+        assert (again.changed, again.diff.needs_restart) == (False, ("listen.port",))
+        assert not again.diff
+        fleet_file.write_text(moved.replace("weight: 2", "weight: 3"))
+        other = await subject.reload("admin")
+        assert (other.changed, other.diff.needs_restart) == (True, ("listen.port",))
+        assert subject.status().needs_restart == ("listen.port",)
+        fleet_file.write_text(started)
+        back = await subject.reload("admin")
+        assert (back.changed, back.diff.needs_restart, subject.status().needs_restart) == (True, (), ())
+        assert (await subject.rollback()).diff.needs_restart == ("listen.port",)
+    asyncio.run(scenario())
+
+
 def test_what_needs_a_restart_and_what_is_odd_stands_in_the_log_once(
     fleet_file: Path, gateway: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +174,29 @@ def test_what_needs_a_restart_and_what_is_odd_stands_in_the_log_once(
     assert len(warnings) == 2
     assert "no price_per_hour" in warnings[0]
     assert "a restart is needed for listen.port" in warnings[1]
+
+
+def test_the_log_says_what_a_reload_changed(
+    fleet_file: Path, gateway: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        subject = reloader(fleet_file, gateway)
+        await subject.reload("start")
+        fleet_file.write_text(HEAVIER.replace("ttft_s: 1.0", "ttft_s: 2.0").replace("name: llama-f16", "name: other"))
+        assert (await subject.reload("admin")).changed
+        assert (await subject.reload("admin")).ok
+    caplog.set_level("INFO", "headrace.reload")
+    asyncio.run(scenario())
+    lines = [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelname == "INFO"]
+    assert lines[-2].partition(": ")[2] == (
+        "added other; removed llama-f16; changed llama-q4 (weight); latency_classes[interactive].ttft_s")
+    assert lines[-1].startswith("still runs ")
+
+
+def test_many_changes_are_told_in_short() -> None:
+    diff = FleetDiff(added=tuple(f"b{number}" for number in range(20)))
+    assert diff.in_short() == "added b0, b1, b2, b3, b4, b5, b6, b7 and 12 more"
+    assert FleetDiff().in_short() == ""
 
 
 def test_a_policy_is_compared_as_a_whole(fleet_file: Path, gateway: Recorder) -> None:
