@@ -33,6 +33,9 @@ def answer(verdict: Verdict, now_s: float) -> Answer:
     for key in ("at_s", "until_s"):
         value = facts.get(key)
         words[f"in_{key}"] = _span(value - now_s if isinstance(value, float) else inf)
+    for key in ("takes_s", "promised_s", "restart_s"):
+        words[key] = _length(facts.get(key))
+    words["by_what"] = ("as is assumed without `work_unit_s`" if facts.get("is_assumed") else "by its `work_unit_s`")
     words["in_s"] = _span(facts["in_s"] if isinstance(facts.get("in_s"), float) else inf)
     if isinstance(facts.get("available"), float):
         words["available"] = f"{facts['available']:g}"
@@ -45,14 +48,21 @@ def answer(verdict: Verdict, now_s: float) -> Answer:
 def _span(seconds: object) -> str:
     if not isinstance(seconds, float) or not isfinite(seconds):
         return "at a time that nobody knows yet"
+    return f"in about {_length(seconds)}"
+
+
+def _length(seconds: object) -> str:
+    if not isinstance(seconds, float) or not isfinite(seconds):
+        return "?"
     if seconds < 120.0:
-        return f"in about {max(0.0, seconds):.0f} s"
-    return f"in about {seconds / 60.0:.0f} min" if seconds < 7200.0 else f"in about {seconds / 3600.0:.1f} h"
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"
 
 
 _FIELDS = ("queue", "pool", "card", "needs", "family", "memory_gb", "have", "lendable", "healthy", "available",
-           "free", "widest", "job", "instead_of", "devices", "run", "rejected")
+           "free", "widest", "job", "instead_of", "devices", "run", "rejected", "recalls")
 
+_ONLY_LENT = "Of its own the pool has {have} {card} for the {needs} that it needs, and lent ones are not for it: "
 _SENTENCES = {
     Pending.NOT_WAITING: "It is not waiting: run {run} holds devices.",
     Pending.QUEUE_UNKNOWN: "Queue {queue} is not declared: declare it, or submit to another.",
@@ -64,6 +74,12 @@ _SENTENCES = {
     Pending.GANG_TOO_LARGE: "It needs {needs} {card}, the pool has {have} and could borrow {lendable}, and no {widest} "
                             "holds so many with its memory: ask for fewer.",
     Pending.NOT_HEALTHY: "It needs {needs} {card}, only {healthy} are healthy: nodes have to come back.",
+    Pending.LOAN_TOO_SHORT: _ONLY_LENT + "it takes {takes_s}, {by_what}, cannot save, and loans are promised for "
+                            "{promised_s}. Give it a checkpoint, or a shorter estimate where that is true.",
+    Pending.LOAN_NOT_WORTH: _ONLY_LENT + "of {promised_s} promised at most, and {takes_s} of work, {restart_s} go with "
+                            "its restart. Shorten that, or lower `rules.min_loan_worth`.",
+    Pending.RECALLED_TOO_OFTEN: _ONLY_LENT + "it was recalled {recalls} times. Raise `rules.max_recalls`, or allow "
+                                "another card.",
     Pending.POOL_CLOSED: "Pool {pool} is outside of its dates.",
     Pending.WINDOW_CLOSED: "None of its time windows is open.",
     Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than the quotas ever leave to queue {queue}: raise its own, or "
