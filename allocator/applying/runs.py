@@ -94,7 +94,7 @@ def run_broke(world: World, event: RunBroke) -> World | str:
         return run
     if run.phase not in (RunPhase.STARTING, RunPhase.RUNNING):
         return f"run {run.id} is {run.phase.value}"
-    return _with_run(world, replace(run, phase=RunPhase.BROKEN, outcome=Outcome.FAILED))
+    return _with_run(world, replace(run, phase=RunPhase.BROKEN, outcome=Outcome.FAILED, said=event.detail))
 
 
 def run_progressed(world: World, event: RunProgressed | CheckpointAcknowledged) -> World | str:
@@ -124,7 +124,8 @@ def run_exited(world: World, event: RunExited) -> World | str:
         return run
     if run.phase is RunPhase.EXITED:
         return f"run {run.id} has exited before"
-    return _with_run(world, replace(run, phase=RunPhase.EXITED, outcome=event.outcome))
+    return _with_run(world, replace(run, phase=RunPhase.EXITED, outcome=event.outcome,
+                                    said=event.detail or run.said))
 
 
 def run_reachable(world: World, event: RunReachable) -> World | str:
@@ -181,7 +182,8 @@ def _job_after(world: World, state: JobState, run: Run, now_s: float) -> World:
     if run.outcome is Outcome.COMPLETED or state.cancelled or crashes > world.config.rules.max_restarts:
         return without_job(world, run.job)
     recalls = state.recalls + (run.stop_reason in _FOR_OTHERS)
-    waiting = replace(state, run=None, crashes=crashes, recalls=recalls, waiting_since_s=now_s)
+    waiting = replace(state, run=None, crashes=crashes, recalls=recalls, waiting_since_s=now_s,
+                      unsaved=state.unsaved + (run.saved is False))
     return world.evolved(jobs={**world.jobs, run.job: waiting})
 
 

@@ -118,6 +118,8 @@ class JobState:
     recalls: int = 0
     """Times it was stopped for somebody else."""
     crashes: int = 0
+    unsaved: int = 0
+    """Times it was told to save and go, and ended without having saved."""
     done_unit_s: float = 0.0
     """Work that is safe in a checkpoint."""
     waiting_since_s: float = 0.0
@@ -137,6 +139,10 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+_UNASKED = frozenset({"", "gang_broken", "leftovers"})
+"""Reasons to clear away what is left of a run that has ended by itself: there is nothing to save any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +182,23 @@ class Run:
     """The job says that its checkpoint is written."""
     killed_s: float | None = None
     outcome: Outcome | None = None
+    said: str = ""
+    """What the execution engine said of its end."""
     unreachable: bool = False
     """Its execution engine does not answer: nothing is known, so nothing is assumed."""
 
     @property
     def stopping(self) -> bool:
         return self.stop_by_s is not None or self.phase in (RunPhase.BROKEN, RunPhase.EXITED)
+
+    @property
+    def saved(self) -> bool | None:
+        """Whether it saved when it was told to go; `None` while that is open, and where nothing was asked of it."""
+        if self.checkpoint is None or self.outcome is Outcome.COMPLETED or self.stop_reason in _UNASKED:
+            return None
+        if self.acknowledged:
+            return True
+        return False if self.phase is RunPhase.EXITED or self.killed_s is not None else None
 
     def safe_age_s(self, now_s: float) -> float:
         """Seconds of work that would be lost if it ended now without a checkpoint."""

@@ -35,7 +35,8 @@ def job_document(world: World, state: JobState, now_s: float, verdicts: Mapping[
         "job": job.id, "state": phase_of(world, state).value, "queue": job.queue, "kind": job.kind.value,
         "family": job.family, "cards": list(job.cards), "gang": [job.gang_min, job.gang_max],
         "priority": job.priority, "submitted_s_ago": now_s - job.submitted_s, "attempts": state.attempts,
-        "recalls": state.recalls, "crashes": state.crashes, "cancelled": state.cancelled,
+        "recalls": state.recalls, "crashes": state.crashes,
+        "unsaved": state.unsaved, "cancelled": state.cancelled,
         "work_unit_s": job.work_unit_s, "done_unit_s": state.done_unit_s, "run": None, "why": None,
     }
     if run is None:

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace import cli
 from tests.allocator_processes import (
     DEAF,
     FOREVER,
     GRACE_S,
+    SAVES,
     SAVES_AND_GOES,
     AllocatorProcess,
     allocator,
     python,
     training,
 )
-from tests.processes import is_running, until
+from tests.processes import ask, is_running, until
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the local engine reads /proc"),
               pytest.mark.timeout(240)]
@@ -80,6 +83,26 @@ def test_a_job_that_ignores_its_signals_is_gone_at_the_deadline(running: Allocat
     assert 2.0 < began_s - recalled_s < 6.0
     assert "overdue" not in running.steps_of_loan(loan)
     assert running.job("deaf")["recalls"] == 1
+
+
+def test_a_checkpoint_that_fails_is_seen_by_whoever_looks(running: AllocatorProcess, tmp_path: Path) -> None:
+    """F4: in the job's count, its history, the metrics and the log."""
+    loan = lend(running, "j", SAVES + "raise SystemExit('disk full')", str(tmp_path / "ready"),
+                checkpoint={"restart_s": 1.0})
+    until((tmp_path / "ready").exists, "the job to be ready")
+    running.set_supply(0)
+    running.await_home(loan)
+    shown = running.job("j")
+    assert (shown["recalls"], shown["crashes"], shown["unsaved"], shown["resume_from"]) == (1, 0, 1, None)
+    gone = next(move for move in shown["history"] if "saved" in move)
+    assert (gone["became"], gone["saved"]) == ("waiting", False)
+    assert gone["detail"] == "told to save, it ended without having saved: member 0 ended with exit code 1"
+    assert gone["lost_unit_s"] > 0.0
+    assert 'headrace_allocator_unsaved_total{queue="q"} 1.0' in ask(running.url, "/metrics")[1].decode()
+    assert "WARNING" in next(line for line in running.log.read_text().splitlines() if gone["detail"] in line)
+    printed = CliRunner().invoke(cli.app, ["jobs", "show", "j"], env={"HEADRACE_ALLOCATOR": running.url}).stdout
+    assert "told to save, it ended without having saved 1 times" in printed
+    assert "work lost" in printed
 
 
 def test_a_child_that_outlives_the_acknowledgement_keeps_the_device_until_it_is_gone(

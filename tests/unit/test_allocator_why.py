@@ -3,6 +3,7 @@
 import re
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_limits_are_told_from_use() -> None:
     assert stage.pending("fits") is Pending.NOT_WAITING
 
 
-def lendable_only(**rules: float) -> Stage:
+def lendable_only(**rules: Any) -> Stage:
     """A pool without a v100 of its own, beside a replica of four that can be spared."""
     stage = a_stage(a_node("t", "k80"), a_node("i", pool="inference"), backends=4, config=a_config(**rules))
     return stage.supply(1)
