@@ -73,6 +73,7 @@ class Pending(StrEnum):
     RECALLED_TOO_OFTEN = "recalled_too_often"
     POOL_CLOSED = "pool_closed"
     WINDOW_CLOSED = "window_closed"
+    CRASHED = "crashed"
     QUOTA_LIMIT = "quota_limit"
     QUOTA_BUSY = "quota_busy"
     QUOTA_KEPT = "quota_kept"

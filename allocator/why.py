@@ -60,7 +60,8 @@ def _length(seconds: object) -> str:
 
 
 _FIELDS = ("queue", "pool", "card", "needs", "family", "memory_gb", "have", "lendable", "healthy", "available",
-           "free", "widest", "job", "instead_of", "devices", "run", "rejected", "recalls")
+           "free", "widest", "job", "instead_of", "devices", "run", "rejected", "recalls",
+           "crashes", "tries")
 
 _ONLY_LENT = "Of its own the pool has {have} {card} for the {needs} that it needs, and lent ones are not for it: "
 _SENTENCES = {
@@ -82,6 +83,7 @@ _SENTENCES = {
                                 "another card.",
     Pending.POOL_CLOSED: "Pool {pool} is outside of its dates.",
     Pending.WINDOW_CLOSED: "None of its time windows is open.",
+    Pending.CRASHED: "It has crashed {crashes} times and has {tries} tries in all: the next one is {in_at_s}.",
     Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than the quotas ever leave to queue {queue}: raise its own, or "
                          "let others lend more.",
     Pending.QUOTA_BUSY: "Queue {queue} may take {available} more of {card}, it needs {needs}: its own jobs must end.",

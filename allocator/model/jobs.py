@@ -123,6 +123,8 @@ class JobState:
     done_unit_s: float = 0.0
     """Work that is safe in a checkpoint."""
     waiting_since_s: float = 0.0
+    not_before_s: float = 0.0
+    """Its next try, after a crash."""
     cancelled: bool = False
 
 

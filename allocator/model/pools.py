@@ -107,6 +107,10 @@ class Rules:
     """Waiting for a faster card must be predicted to finish this many times sooner than starting at once elsewhere."""
     max_restarts: int = 3
     """Failed starts and crashes of a job before it is given up. Recalls do not count."""
+    restart_pause_s: float = 10.0
+    """Between a crash of a job and its next try; twice as long after each further one."""
+    restart_pause_max_s: float = 600.0
+    """No pause is longer."""
     warn_before_s: float = 86400.0
     """Notice before a transitional pool ends."""
     site_gbps: float = 10.0

@@ -265,6 +265,11 @@ class RulesSection(Section):
         examples=[1.25])
     max_restarts: Count = Field(
         default=_RULES.max_restarts, description="Crashes of a job before it is given up.", examples=[3])
+    restart_pause_s: SecondsFromZero = Field(
+        default=_RULES.restart_pause_s, description="Between a crash of a job and its next try; twice as long after "
+                                                    "each further one.", examples=[10.0])
+    restart_pause_max_s: SecondsFromZero = Field(
+        default=_RULES.restart_pause_max_s, description="No pause after a crash is longer.", examples=[600.0])
     warn_before_s: SecondsFromZero = Field(
         default=_RULES.warn_before_s, description="Notice before a transitional pool ends.", examples=[86400.0])
     site_gbps: Annotated[float, Field(gt=0, le=1e6)] = Field(

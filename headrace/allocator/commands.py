@@ -119,8 +119,8 @@ def _job(found: Document) -> list[RenderableType]:
     if found.get("resume_from"):
         rows.append(Text(f"resumes from: {found['resume_from']}"))
     if found.get("unsaved"):
-        rows.append(Text(f"told to save, it ended without having saved {found['unsaved']} times: what it had done since "
-                         "its last checkpoint is lost; its run's log says why", style="red"))
+        rows.append(Text(f"told to save, it ended without having saved {found['unsaved']} times: what it had done "
+                         "since its last checkpoint is lost; the log of its run may say why", style="red"))
     if found.get("history"):
         rows.append(history_table(found["history"], "job"))
     return rows

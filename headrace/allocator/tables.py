@@ -87,8 +87,10 @@ def loans_table(loans: Iterable[Row]) -> Table:
     return table
 
 
-_SPANS = {"job": {"after": ("wait_s", "jct_s", "held_s"), "work lost": ("lost_unit_s",)},
-          "loan": {"away for": ("away_s",), "recalled for": ("recall_s",)}}
+_SPANS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "job": {"after": ("wait_s", "jct_s", "held_s"), "work lost": ("lost_unit_s",)},
+    "loan": {"away for": ("away_s",), "recalled for": ("recall_s",)},
+}
 """Of jobs or loans: the columns with durations, each with the figures that it shows, the first one that there is. Work
 is in seconds of a reference card."""
 

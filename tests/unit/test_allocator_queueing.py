@@ -8,7 +8,7 @@ import pytest
 
 from allocator.effects import EffectKind
 from allocator.events import ClaimMade, ConfigLoaded, JobCancelled, KillOrdered, NodeDown, RunPlaced, StopOrdered
-from allocator.model.jobs import Kind, Level, Window
+from allocator.model.jobs import JobState, Kind, Level, Outcome, Window
 from allocator.model.pools import Pool, PoolKind, Quota
 from allocator.plan import survey
 from allocator.reasons import Pending, Reason
@@ -475,7 +475,6 @@ def test_a_cancelled_run_is_stopped_and_its_job_is_gone() -> None:
 
 
 def test_a_job_that_keeps_crashing_is_given_up() -> None:
-    from allocator.model.jobs import Outcome
     stage = one_node(max_restarts=2)
     stage.submit_and_tick(a_job("j"))
     for _ in range(2):
@@ -483,6 +482,44 @@ def test_a_job_that_keeps_crashing_is_given_up() -> None:
         assert "j" in stage.runs()
     stage.obey().ends("j", Outcome.FAILED).tick()
     assert stage.world.jobs == {}
+
+
+def test_a_job_that_crashes_waits_twice_as_long_each_time() -> None:
+    stage = one_node(restart_pause_s=10.0, restart_pause_max_s=30.0, max_restarts=4)
+    stage.submit_and_tick(a_job("j"))
+    for pause_s in (10.0, 20.0, 30.0, 30.0):
+        stage.obey().ends("j", Outcome.FAILED)
+        crashed_s = stage.now_s
+        assert stage.tick(crashed_s + 0.9 * pause_s) == []
+        assert stage.pending("j") is Pending.CRASHED
+        assert placed(stage.tick(crashed_s + pause_s)) == ["j"]
+    stage.replays()
+
+
+def test_a_pause_after_a_crash_is_told_with_its_end_and_keeps_nobody_else_waiting() -> None:
+    stage = one_node(restart_pause_s=10.0)
+    stage.submit_and_tick(a_job("j", gang=4, priority=9)).clear()
+    stage.obey().ends("j", Outcome.FAILED)
+    stage.submit(a_job("next", gang=4))
+    assert placed(stage.tick(4.0)) == ["next"]
+    assert stage.why("j").sentence == "It has crashed 1 times and has 4 tries in all: the next one is in about 6 s."
+
+
+def test_who_was_recalled_or_lost_its_node_waits_for_no_pause() -> None:
+    stage = a_stage(a_node("n"), a_node("m"), config=a_config(restart_pause_s=1000.0))
+    stage.submit_and_tick(a_job("j", gang=4))
+    (node,) = {device.partition(":")[0] for device in stage.run_of("j").devices}
+    stage.obey().happens(NodeDown(at_s=1.0, node=node))
+    assert placed(stage.tick(1.0)) == ["j"]
+
+
+def test_a_job_may_crash_very_often() -> None:
+    stage = one_node(restart_pause_s=1.0, restart_pause_max_s=5.0, max_restarts=5000)
+    state = JobState(a_job("j"), crashes=4000)
+    stage.world = stage.world.evolved(jobs={"j": state})
+    stage.tick()
+    stage.obey().ends("j", Outcome.FAILED)
+    assert stage.world.jobs["j"].not_before_s == 5.0
 
 
 def test_quotas_that_keep_devices_for_others_say_so() -> None:
