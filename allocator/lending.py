@@ -3,7 +3,8 @@
 Level-triggered: each pass compares what is away with what the router says may be (`Supply`), so a lost message or a
 restart changes nothing for long.
 
-    offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`,
+    offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`
+              since the lender was last short of any card,
               and k ≤ spare - loans that stay - offered: none that would be recalled as soon as it is lent
     withdraw  an offer is older than `offer_ttl_s`, wanted by nobody, or more than either
     recall    spare < loans that stay: the difference, by `allocator.recall`, due in the loan's grace

@@ -74,7 +74,18 @@ def loan_recalled(world: World, event: LoanRecalled) -> World | str:
                      empty=world.is_empty(loan.devices))
     if after is None or after == loan:
         return f"loan {loan.id}: a recall changes nothing while it is {loan.state.value}"
-    return kept(world, after)
+    return kept(_doubted(world, loan.lender, event.at_s) if event.why.reason in _FOR_WANT else world, after)
+
+
+_FOR_WANT = frozenset({Reason.SLACK_NEGATIVE, Reason.P99_EMERGENCY})
+
+
+def _doubted(world: World, lender: str, now_s: float) -> World:
+    """A lender that runs short of one card has seen no surplus of any: what is left of it has to hold anew. Replicas of
+    other cards serve the same demand, and who is called back from one would only be called back from the next."""
+    return world.evolved(supplies={
+        key: replace(supply, held_since_s=(now_s,) * len(supply.held_since_s)) if supply.pool == lender else supply
+        for key, supply in world.supplies.items()})
 
 
 def _moved(world: World, name: str, epoch: int, step: Step, now_s: float) -> World | str:

@@ -8,7 +8,7 @@ import pytest
 from allocator.effects import EffectKind, outstanding
 from allocator.events import ClaimMade, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn, RunPlaced
 from allocator.lendable import Demand, needed_replicas, supply_of
-from allocator.lending import JOBS_OFFERED_TO
+from allocator.lending import JOBS_OFFERED_TO, recall, staying
 from allocator.loan.states import LoanState
 from allocator.model.inventory import Supply
 from allocator.reasons import Reason
@@ -151,6 +151,52 @@ def test_too_little_slack_recalls_the_difference() -> None:
     # The demand goes on falling short of hope: one more, not all again.
     stage.supply(0, spare=1)
     assert len(only(LoanRecalled, stage.tick(21.0))) == 1
+
+
+def two_cards() -> Stage:
+    """One job stands on a V100 replica; the same pool has a K80 one. A surplus has to hold for 100 s, and has."""
+    stage = a_stage(a_node("large", devices=1, pool="inference"), a_node("small", "k80", devices=1, pool="inference"),
+                    backends=1, config=a_config(surplus_hold_s=100.0))
+    stage.supply(1).supply(1, card="k80")
+    stage.now_s = 100.0
+    stage.submit_and_tick(a_job("j", cards=("v100", "k80"), work_unit_s=5000.0))
+    stage.obey().tick()
+    stage.obey(EffectKind.START)
+    assert stage.runs() == {"j": "v100"}
+    return stage
+
+
+def test_who_is_called_back_is_not_sent_straight_to_a_smaller_replica() -> None:
+    stage = two_cards()
+    stage.now_s = 200.0
+    stage.supply(0)
+    assert len(only(LoanRecalled, stage.tick())) == 1
+    stage.leave().tick(210.0)
+    offers = [stage.now_s for at_s in range(211, 320, 10) if only(LoanOffered, stage.tick(float(at_s)))]
+    assert offers == [301.0]
+
+
+def test_a_surplus_that_goes_on_shrinking_costs_the_job_one_recall_and_not_two() -> None:
+    stage = two_cards()
+    stage.now_s = 200.0
+    events = stage.supply(0).tick()
+    stage.leave()
+    for at_s in range(210, 260, 10):
+        events += stage.tick(float(at_s))
+        stage.obey()
+    stage.supply(0, card="k80")
+    for at_s in range(260, 400, 10):
+        events += stage.tick(float(at_s))
+    assert [event.loan for event in only(LoanRecalled, events)] == ["large-0"]
+
+
+def test_what_an_operator_takes_back_says_nothing_of_the_surplus() -> None:
+    stage = two_cards()
+    stage.now_s = 200.0
+    (home,) = recall(stage.world, 200.0, staying(stage.world, "inference", "v100"), 1, Reason.OPERATOR)
+    stage.happens(home).tick()
+    stage.leave()
+    assert [event.loan.id for event in only(LoanOffered, stage.tick(201.0))] == ["small-0"]
 
 
 def test_an_idle_loan_goes_home() -> None:
