@@ -85,6 +85,8 @@ class Rules:
     offer_ttl_s: float = 300.0
     surplus_hold_s: float = 120.0
     """A surplus is offered once it has held this long."""
+    recall_keep_s: float = 1800.0
+    """What was recalled by hand is not lent again for this long."""
     supply_fresh_s: float = 60.0
     """An older supply report offers nothing."""
     idle_return_s: float = 30.0

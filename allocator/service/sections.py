@@ -240,6 +240,9 @@ class RulesSection(Section):
         default=_RULES.offer_ttl_s, description="An offer that came to nothing by then is withdrawn.", examples=[300.0])
     surplus_hold_s: SecondsFromZero = Field(
         default=_RULES.surplus_hold_s, description="A surplus is offered once it has held this long.", examples=[120.0])
+    recall_keep_s: SecondsFromZero = Field(
+        default=_RULES.recall_keep_s, description="What was recalled by hand is not lent again for so long, unless "
+                                                  "somebody says what can be spared.", examples=[1800.0])
     supply_fresh_s: Seconds = Field(
         default=_RULES.supply_fresh_s, description="Older figures of a lender offer nothing.", examples=[60.0])
     idle_return_s: SecondsFromZero = Field(

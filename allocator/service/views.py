@@ -5,6 +5,7 @@ from typing import Any
 
 from allocator.accounting import statement
 from allocator.estimate import expected_end_s
+from allocator.lending import keeps
 from allocator.loan.loan import Loan
 from allocator.loan.states import OWNER
 from allocator.model.inventory import Condition
@@ -90,6 +91,7 @@ def _card_document(world: World, pool: Pool, card: str, now_s: float) -> Documen
     units = sum(len(run.devices) * world.tables.get(run.coefficients, table).coefficient(run.card, run.family)
                 for run in world.runs.values() if (run.pool, run.card) == key)
     supply = world.supplies.get(key)
+    kept = keeps(world, *key, now_s)
     replicas = [backend for backend in world.backends.values() if (backend.pool, backend.card) == key]
     return {
         "card": card, "devices": picture.inventory.get(key, 0), "healthy": picture.healthy.get(key, 0),
@@ -101,6 +103,7 @@ def _card_document(world: World, pool: Pool, card: str, now_s: float) -> Documen
         "serving": sum(backend.state.value == "serving" for backend in replicas) if replicas else None,
         "lendable": supply.lendable if supply else None, "spare": supply.spare if supply else None,
         "supply_age_s": now_s - supply.at_s if supply else None,
+        "most_out": kept.most_out if kept else None, "kept_for_s": kept.until_s - now_s if kept else None,
     }
 
 

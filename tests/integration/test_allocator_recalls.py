@@ -15,6 +15,7 @@ from tests.allocator_processes import (
     DEAF,
     FOREVER,
     GRACE_S,
+    INFERENCE_NODE,
     SAVES,
     SAVES_AND_GOES,
     AllocatorProcess,
@@ -180,11 +181,11 @@ def test_a_node_that_dies_while_lent_is_lost_and_its_old_process_is_ended(runnin
     """F5: when it comes back with the job still alive, the devices stay away until that is gone."""
     loan = lend(running, "j", FOREVER)
     (old,) = running.live_runs()
-    assert running.ask("/v1/nodes/i0", "POST", {"state": "down"})[0] == 202
+    assert running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "down"})[0] == 202
     assert running.loans()[loan]["state"] == "lost"
     shown = running.job("j")
     assert (shown["state"], shown["crashes"]) == ("waiting", 0)
-    assert running.ask("/v1/nodes/i0", "POST", {"state": "up"})[0] == 202
+    assert running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "up"})[0] == 202
     until(lambda: old not in running.live_runs(), "the old process to be ended")
     until(lambda: running.loans().get(loan, {"epoch": 0})["epoch"] != 1, "the loan to be repaired")
     conditions = {device["condition"] for node in running.get("/v1/nodes")["nodes"] for device in node["devices"]}
@@ -199,7 +200,7 @@ def test_a_node_that_dies_while_draining_is_no_overdue_loan(running: AllocatorPr
     until((tmp_path / "ready").exists, "the job to turn deaf")
     running.recall(loan)
     until(lambda: running.loans()[loan]["state"] == "draining", "the drain")
-    running.ask("/v1/nodes/i0", "POST", {"state": "down"})
+    running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "down"})
     assert running.loans()[loan]["state"] == "lost"
     time.sleep(0.5)
     assert "overdue" not in running.steps_of_loan(loan)

@@ -124,6 +124,16 @@ def test_F3_an_acknowledgement_is_no_proof() -> None:
     assert stage.world.jobs["j"].done_unit_s == 40.0
 
 
+def test_a_cordon_is_no_way_out_of_quarantine() -> None:
+    stage = a_stage(a_node("n"))
+    stage.happens(DevicesJudged(at_s=1.0, devices=("n:0",), condition=Condition.QUARANTINED))
+    stage.happens(DevicesJudged(at_s=2.0, devices=("n:0", "n:1"), condition=Condition.CORDONED))
+    assert stage.world.conditions == {"n:0": Condition.QUARANTINED, "n:1": Condition.CORDONED}
+    assert "takes evidence" in stage.refused(
+        DevicesJudged(at_s=3.0, devices=("n:0",), condition=Condition.HEALTHY))
+    stage.happens(DevicesJudged(at_s=3.0, devices=("n:1",), condition=Condition.HEALTHY))
+
+
 def past_of(stage: Stage, since_s: float) -> list[Move]:
     """What became of jobs from a time on."""
     world, found = stage.first, list[Move]()
