@@ -230,6 +230,39 @@ def borrowed(**rules: Any) -> Stage:
     return stage
 
 
+def lent_whole(guarantee: int, lower: bool = False) -> Stage:
+    """A node of four on which one gang stands: borrowed from `b`, or of `b` itself and less urgent."""
+    stage = a_stage(a_node("n"), config=a_config(a_queue("a"), a_queue("b", v100=guarantee)))
+    stage.submit_and_tick(a_job("gang", "b" if lower else "a", 4, priority=-1))
+    assert len(stage.run_of("gang").devices) == 4
+    return stage
+
+
+@pytest.mark.parametrize(("guarantee", "most", "taken"), [(4, 4, 4), (4, 3, 3), (2, 4, 2), (1, 4, 1)])
+def test_an_elastic_job_takes_what_is_freed_for_it_within_its_guarantee(guarantee: int, most: int, taken: int) -> None:
+    stage = lent_whole(guarantee)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=most))
+    (claim,) = only(ClaimMade, stage.tick(100.0))
+    assert len(claim.claim.devices) == taken
+    stage.leave().tick(101.0)
+    assert len(stage.run_of("b1").devices) == taken
+
+
+def test_an_elastic_job_takes_what_a_less_urgent_one_of_its_queue_leaves() -> None:
+    stage = lent_whole(2, lower=True)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=3))
+    (claim,) = only(ClaimMade, stage.tick(100.0))
+    assert claim.why.reason is Reason.PRIORITY
+    assert len(claim.claim.devices) == 3
+
+
+def test_what_an_elastic_job_does_not_take_is_for_those_behind_it() -> None:
+    stage = lent_whole(2)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=4), a_job("a1", "a", 2)).tick(100.0)
+    stage.leave().tick(101.0)
+    assert stage.runs() == {"b1": "v100", "a1": "v100"}
+
+
 def test_a_guarantee_is_taken_back_and_no_more() -> None:
     stage = borrowed()
     events = stage.submit(a_job("b1", "b", 3)).tick(100.0)
