@@ -82,7 +82,7 @@ _SENTENCES = {
     Pending.RECALLED_TOO_OFTEN: _ONLY_LENT + "it was recalled {recalls} times. Raise `rules.max_recalls`, or allow "
                                 "another card.",
     Pending.POOL_CLOSED: "Pool {pool} is outside of its dates.",
-    Pending.WINDOW_CLOSED: "None of its time windows is open.",
+    Pending.WINDOW_CLOSED: "None of its time windows is open: the next one opens {in_at_s}.",
     Pending.CRASHED: "It has crashed {crashes} times and has {tries} tries in all: the next one is {in_at_s}.",
     Pending.QUOTA_LIMIT: "It needs {needs} {card}, more than the quotas ever leave to queue {queue}: raise its own, or "
                          "let others lend more.",

@@ -36,7 +36,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hours of the week in which a job may run: minutes of the local day; an end before its start is past midnight."""
+    """Hours of the week in which a job may run: minutes of the local day. An end before its start is past midnight, one
+    that is equal to it a whole day later."""
 
     opens_minute: int
     closes_minute: int
@@ -55,6 +56,14 @@ class Window:
             if weekday in self.days and 0.0 <= since_open_s < length_s:
                 return length_s - since_open_s
         return None
+
+    def opens_in_s(self, wall_s: float) -> float:
+        """Seconds until it opens next; 0 where it does so now."""
+        local_s = wall_s + self.utc_offset_s
+        day = local_s // 86400.0
+        ahead = [(day + days) * 86400.0 + self.opens_minute * 60.0 - local_s for days in range(8)
+                 if int(day + days + 3) % 7 in self.days]
+        return min((left_s for left_s in ahead if left_s >= 0.0), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,10 @@ class Job:
             return float("inf")
         open_s = [left for window in self.windows if (left := window.closes_in_s(wall_s)) is not None]
         return max(open_s, default=None)
+
+    def opens_in_s(self, wall_s: float) -> float:
+        """Seconds until the first of its windows opens; infinite without windows."""
+        return min((window.opens_in_s(wall_s) for window in self.windows), default=float("inf"))
 
 
 def job_fault(job: Job) -> str | None:

@@ -151,7 +151,8 @@ def _able(bench: Bench, waiting: list[JobState]) -> dict[str, list[str]]:
         if verdict is not None:
             bench.verdicts[state.job.id] = verdict
         elif state.job.closes_in_s(bench.world.wall_s(bench.now_s)) is None:
-            bench.wait(state, Pending.WINDOW_CLOSED)
+            opens_in_s = state.job.opens_in_s(bench.world.wall_s(bench.now_s))
+            bench.wait(state, Pending.WINDOW_CLOSED, at_s=bench.now_s + opens_in_s)
         elif bench.now_s < state.not_before_s:
             bench.wait(state, Pending.CRASHED, crashes=state.crashes, at_s=state.not_before_s,
                        tries=bench.world.config.rules.max_restarts + 1)

@@ -1,6 +1,6 @@
 """The sections of an allocator file, one class each. `docs/allocator-service.md` has a row for every setting."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -125,6 +125,17 @@ def _moment(text: str) -> str:
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
+def _date(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise wrong("must be a date such as `2027-06-30`, in quotes") from None
+    return text
+
+
+Date = Annotated[str, AfterValidator(_date)]
+
+
 class PoolSection(Section):
     """Devices of one purpose."""
 
@@ -136,7 +147,7 @@ class PoolSection(Section):
         default="cards", description="What the quotas of its queues count: devices by card, or normalised units.",
         examples=["units"])
     reason: str = Field(default="", description="Of an enclave: why it stands apart.", examples=["patient data"])
-    review_on: str = Field(default="", description="Of an enclave: date at which that is asked again.",
+    review_on: Date = Field(default="", description="Of an enclave: date at which that is asked again.",
                            examples=["2027-06-30"])
     starts_at: Moment | None = Field(default=None, description="Of a transitional pool.",
                                      examples=["2027-01-01T00:00:00+00:00"])

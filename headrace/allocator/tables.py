@@ -61,16 +61,19 @@ def jobs_table(jobs: Iterable[Row]) -> Table:
     return table
 
 
+_COUNTS = ("devices", "healthy", "used", "free", "lent", "borrowed", "serving", "lendable", "spare")
+
+
 def pools_table(pools: Iterable[Row]) -> Table:
-    """One row a pool and card."""
-    table = _table("pool", "kind", "card", right=("devices", "healthy", "used", "free", "lent", "borrowed", "lendable",
-                                                  "spare", "jobs", "waiting"))
+    """One row a pool and card; `serving` counts replicas, as the two after it do."""
+    table = _table("pool", "kind", "card", right=(*_COUNTS, "jobs", "waiting"))
     for pool in pools:
-        for card in pool["cards"] or [{}]:
+        # Jobs wait for a pool, whichever card they get: their number stands once.
+        jobs = (number(pool["running"]), number(pool["waiting"]))
+        for index, card in enumerate(pool["cards"] or [{}]):
             table.add_row(Text(pool["pool"]), pool["kind"] + ("" if pool["open"] else " (closed)"),
-                          str(card.get("card") or UNKNOWN), *(number(card.get(key)) for key in (
-                              "devices", "healthy", "used", "free", "lent", "borrowed", "lendable", "spare")),
-                          number(pool["running"]), number(pool["waiting"]))
+                          str(card.get("card") or UNKNOWN), *(number(card.get(key)) for key in _COUNTS),
+                          *(jobs if index == 0 else ("", "")))
     return table
 
 

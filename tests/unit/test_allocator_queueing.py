@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocator.effects import EffectKind
 from allocator.events import ClaimMade, ConfigLoaded, JobCancelled, KillOrdered, NodeDown, RunPlaced, StopOrdered
@@ -425,6 +427,38 @@ def test_an_elastic_gang_takes_what_there_is() -> None:
 def at_noon(stage: Stage) -> float:
     """World seconds of the next noon, UTC."""
     return 86400.0 - (stage.world.wall_s(0.0) % 86400.0) + 43200.0
+
+
+@pytest.mark.parametrize(("days", "opens_s"), [((0, 1, 2, 3, 4, 5, 6), 10 * 3600.0), ((4,), 34 * 3600.0),
+                                               ((3,), 10 * 3600.0), ((2,), 6 * 86400.0 + 36000.0)])
+def test_when_a_window_opens_next(days: tuple[int, ...], opens_s: float) -> None:
+    """Thursday, noon: it opens at 22:00."""
+    window = Window(22 * 60, 6 * 60, days)
+    assert window.opens_in_s(43200.0) == opens_s
+    assert window.closes_in_s(43200.0 + opens_s) == 8 * 3600.0
+    assert window.closes_in_s(43200.0 + opens_s - 1.0) is None
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.sets(st.integers(0, 6), min_size=1),
+       st.floats(0.0, 2e9), st.sampled_from([-12.0, 0.0, 5.5, 14.0]))
+def test_a_closed_window_is_open_when_it_says_that_it_opens(
+    opens: int, closes: int, days: set[int], wall_s: float, offset_h: float
+) -> None:
+    window = Window(opens, closes, tuple(sorted(days)), offset_h * 3600.0)
+    opens_in_s = window.opens_in_s(wall_s)
+    assert 0.0 <= opens_in_s <= 7 * 86400.0
+    assert window.closes_in_s(wall_s + opens_in_s + 1.0) is not None
+
+
+def test_why_says_when_a_window_opens() -> None:
+    stage = one_node()
+    stage.now_s = at_noon(stage)
+    stage.submit_and_tick(a_job("night", windows=(Window(22 * 60, 6 * 60),)))
+    assert stage.why("night").sentence == "None of its time windows is open: the next one opens in about 10.0 h."
+
+
+def test_a_window_that_closes_when_it_opens_is_a_whole_day() -> None:
+    assert Window(600, 600, (3,)).closes_in_s(600 * 60.0) == 86400.0
 
 
 def test_a_window_opens_and_closes() -> None:
