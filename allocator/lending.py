@@ -14,6 +14,8 @@ restart changes nothing for long.
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from allocator.estimate import duration_s, expected_end_s, lost_unit_s
 from allocator.events import ClaimMade, Event, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn
@@ -28,7 +30,7 @@ from allocator.placement.topology import grouped, joined, without
 from allocator.queueing.bench import Bench, memory_fits, why
 from allocator.queueing.fitting import may_borrow, place_near_data
 from allocator.queueing.passing import Waiting
-from allocator.reasons import Reason
+from allocator.reasons import Pending, Reason
 from allocator.recall import choose_cells
 
 JOBS_OFFERED_TO = 8
@@ -201,6 +203,27 @@ def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
                       and backend.name not in world.loans and _lendable(world, backend)]
         if candidates:
             yield _Lender(supply, sorted(candidates, key=lambda backend: (_where(world, backend), backend.name)), may)
+
+
+class HeldBack(NamedTuple):
+    """Why a lender offers no more of a card, and until when that is sure to be so."""
+
+    code: Pending
+    until_s: float
+
+
+def held_back(world: World, supply: Supply, now_s: float) -> HeldBack | None:
+    """What keeps a lender from offering one more; `None` where nothing does."""
+    rules, pool, card = world.config.rules, supply.pool, supply.card
+    out, pending, gone = len(staying(world, pool, card)), len(offered(world, pool, card)), away(world, pool, card)
+    most = min(supply.lendable - gone, max(0, supply.spare) - out)
+    if most <= pending or now_s - supply.at_s > rules.supply_fresh_s:
+        return HeldBack(Pending.NO_SURPLUS, inf)
+    kept = keeps(world, pool, card, now_s)
+    if kept is not None and kept.most_out <= out + pending:
+        return HeldBack(Pending.KEPT_BY_HAND, kept.until_s)
+    holds_s = supply.held_since_s[gone + pending] + rules.surplus_hold_s
+    return HeldBack(Pending.SURPLUS_NEW, holds_s) if holds_s > now_s else None
 
 
 def _lendable(world: World, backend: Backend) -> bool:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from math import inf, isfinite
 
+from allocator.lending import held_back
+from allocator.model.pools import PoolKind, pool_of_queue
 from allocator.model.world import World
+from allocator.picture import picture_of
 from allocator.plan import survey
 from allocator.queueing.bench import Verdict
 from allocator.reasons import Pending
@@ -24,7 +27,31 @@ def why_pending(world: World, job: str, now_s: float) -> Answer | None:
         return None
     if state.run is not None:
         return answer(Verdict(job, Pending.NOT_WAITING, {"run": state.run}), now_s)
-    return answer(survey(world, now_s).verdicts.get(job, Verdict(job, Pending.NEXT_TICK)), now_s)
+    return answer(verdicts(world, now_s).get(job, Verdict(job, Pending.NEXT_TICK)), now_s)
+
+
+def verdicts(world: World, now_s: float) -> dict[str, Verdict]:
+    """Why each waiting job waits. Who lacks devices that only a lender has is told what keeps them there."""
+    return {name: _of_lenders(world, verdict, now_s) for name, verdict in survey(world, now_s).verdicts.items()}
+
+
+def _of_lenders(world: World, verdict: Verdict, now_s: float) -> Verdict:
+    if verdict.code is not Pending.DEVICES_BUSY:
+        return verdict
+    job, card = world.jobs[verdict.job].job, str(verdict.facts["card"])
+    pool = pool_of_queue(world.config, job.queue)
+    if (pool is None or pool.kind is not PoolKind.TRAINING
+            or picture_of(world, now_s).capacity(pool.name, card) >= job.gang_min):
+        return verdict
+    found = [held_back(world, supply, now_s) for (_, of), supply in world.supplies.items() if of == card]
+    if None in found:
+        return verdict
+    kept = min((back for back in found if back is not None and back.code is not Pending.NO_SURPLUS),
+               key=lambda back: back.until_s, default=None)
+    facts = {**verdict.facts, "lendable": sum(supply.lendable for (_, of), supply in world.supplies.items()
+                                              if of == card)}
+    return (Verdict(verdict.job, Pending.NO_SURPLUS, facts) if kept is None
+            else Verdict(verdict.job, kept.code, {**facts, "at_s": kept.until_s}))
 
 
 def answer(verdict: Verdict, now_s: float) -> Answer:
@@ -90,6 +117,12 @@ _SENTENCES = {
     Pending.QUOTA_KEPT: "{free} {card} are free, but kept for the guarantees of other queues than {queue}.",
     Pending.CLAIM: "{devices} {card} are kept for it and are being freed.",
     Pending.DEVICES_BUSY: "It needs {needs} {card}, {free} are free: enough are expected {in_at_s}.",
+    Pending.NO_SURPLUS: "It needs {needs} {card}, {free} are free, and inference can spare no more: it lends "
+                        "{lendable} replicas at most.",
+    Pending.SURPLUS_NEW: "It needs {needs} {card}, {free} are free; what inference can spare is lent once that has "
+                         "held for a while, {in_at_s}.",
+    Pending.KEPT_BY_HAND: "It needs {needs} {card}, {free} are free; what was recalled by hand is kept, and may be "
+                          "lent {in_at_s}, or once `headrace supply` says what can be spared.",
     Pending.FRAGMENTED: "{free} {card} are free, but not {needs} within one {widest}.",
     Pending.BEHIND_RESERVATION: "{card} devices are free, but it would delay {job}, which starts {in_at_s}.",
     Pending.BETTER_CARD: "It could start on {instead_of}, but is expected to be done sooner on {card}, {in_s}.",

@@ -13,23 +13,22 @@ from allocator.model.jobs import JobState
 from allocator.model.pools import Pool, PoolKind, Quota, pool_of_queue
 from allocator.model.world import World
 from allocator.picture import Ledger, ledger_of, picture_of
-from allocator.plan import survey
 from allocator.queueing.bench import Verdict
 from allocator.reasons import Pending
 from allocator.store.history import phase_of
 from allocator.store.journal import PastMove
-from allocator.why import Answer, answer
+from allocator.why import Answer, answer, verdicts
 
 Document = dict[str, Any]
 
 
 def jobs_document(world: World, now_s: float) -> list[Document]:
     """Every job that is not over, with why it waits where it does."""
-    verdicts = survey(world, now_s).verdicts
-    return [job_document(world, state, now_s, verdicts) for state in world.jobs.values()]
+    found = verdicts(world, now_s)
+    return [job_document(world, state, now_s, found) for state in world.jobs.values()]
 
 
-def job_document(world: World, state: JobState, now_s: float, verdicts: Mapping[str, Verdict]) -> Document:
+def job_document(world: World, state: JobState, now_s: float, why: Mapping[str, Verdict]) -> Document:
     job = state.job
     run = world.runs.get(state.run) if state.run else None
     found: Document = {
@@ -42,7 +41,7 @@ def job_document(world: World, state: JobState, now_s: float, verdicts: Mapping[
     }
     if run is None:
         found["waiting_s"] = now_s - state.waiting_since_s
-        verdict = verdicts.get(job.id, Verdict(job.id, Pending.NEXT_TICK))
+        verdict = why.get(job.id, Verdict(job.id, Pending.NEXT_TICK))
         found["why"] = answer_document(answer(verdict, now_s))
     else:
         loans = sorted({world.loaned[device] for device in run.devices if device in world.loaned})

@@ -64,7 +64,7 @@ def test_a_job_that_saves_gives_its_devices_back_and_goes_on_elsewhere(running: 
     shown = running.job("j")
     assert (shown["state"], shown["recalls"], shown["crashes"]) == ("waiting", 1, 0)
     assert shown["resume_from"] == str(tmp_path / "j.npz")
-    assert shown["why"]["code"] in ("no_such_card", "gang_too_large", "devices_busy")
+    assert shown["why"]["code"] in ("no_such_card", "gang_too_large", "no_surplus")
     running.set_supply(1)
     again = running.await_running("j")
     assert again["attempts"] == 2

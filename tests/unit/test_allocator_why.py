@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from allocator.events import ClaimMade, DevicesJudged, LoanOffered
+from allocator.events import ClaimMade, DevicesJudged, LoanOffered, LoanRecalled
 from allocator.model.inventory import BackendState, Condition
 from allocator.model.jobs import Checkpoint, Level
 from allocator.model.pools import Quota
-from allocator.queueing.bench import Verdict
+from allocator.queueing.bench import Verdict, why
 from allocator.reasons import Pending, Reason
 from allocator.why import answer, why_pending
 from tests.allocator_worlds import Stage, a_config, a_job, a_node, a_queue, a_stage, only
@@ -107,6 +107,25 @@ def test_own_devices_that_are_sick_are_told_before_loans() -> None:
     assert stage.pending("j") is Pending.LOAN_TOO_SHORT
     stage.submit_and_tick(a_job("k", gang=2, cards=("k80",), checkpoint=None, work_unit_s=None))
     assert stage.pending("k") is Pending.NOT_HEALTHY
+
+
+def test_what_keeps_replicas_with_their_lender_is_told() -> None:
+    """None can be spared; then one can, but for how long is open; then it is lent, recalled by hand, and kept."""
+    stage = lendable_only(surplus_hold_s=100.0, recall_keep_s=600.0).supply(0)
+    stage.submit_and_tick(a_job("j", gang=2))
+    assert stage.why("j").sentence == \
+        "It needs 2 v100, 0 are free, and inference can spare no more: it lends 0 replicas at most."
+    stage.supply(1).tick(40.0)
+    assert stage.pending("j") is Pending.SURPLUS_NEW
+    assert "has held for a while, in about 60 s" in stage.why("j").sentence
+    stage.tick(100.0)
+    assert stage.pending("j") is Pending.CLAIM
+    loan = stage.loan()
+    stage.happens(LoanRecalled(at_s=100.0, loan=loan.id, epoch=loan.epoch, deadline_s=160.0,
+                               why=why(stage.world, Reason.OPERATOR))).tick()
+    assert stage.pending("j") is Pending.KEPT_BY_HAND
+    assert "may be lent in about 10 min, or once `headrace supply` says" in stage.why("j").sentence
+    assert only(LoanOffered, stage.obey().tick(701.0)) != []
 
 
 def test_who_may_not_borrow_is_in_nobodys_way() -> None:
