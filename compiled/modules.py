@@ -14,8 +14,8 @@ it is met as often:
 CATALOG = ("backends.catalog.health", "backends.catalog.sample", "backends.catalog.spec", "backends.catalog.views")
 BELIEFS = (
     "policies.beliefs.arrivals", "policies.beliefs.backend", "policies.beliefs.caches", "policies.beliefs.classes",
-    "policies.beliefs.correction", "policies.beliefs.drift", "policies.beliefs.observed", "policies.beliefs.pool",
-    "policies.beliefs.tails", "policies.beliefs.waiting",
+    "policies.beliefs.correction", "policies.beliefs.drift", "policies.beliefs.lengths", "policies.beliefs.observed",
+    "policies.beliefs.pool", "policies.beliefs.tails", "policies.beliefs.waiting",
 )
 DECIDING = (
     "policies.chance", "policies.estimate", "policies.facts", "policies.filters.screens", "policies.footing",

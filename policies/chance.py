@@ -148,7 +148,7 @@ def _crowd(belief: BackendBelief, ground: Footing) -> list[_Crowd]:
         promised_s = kind.budget.inter_token_s
         if streams.count <= 0 or promised_s is None:
             continue
-        length = kind.expected_output_tokens
+        length = kind.lengths.expected_output_tokens
         spread_s = SD_RATIO * pace_s
         sd_s = sqrt(max(1e-18, spread_s * spread_s + ground.burst_s * pace_s / length))
         z = (promised_s + SLACK_SHARE * streams.slack_s / streams.count / length - pace_s) / sd_s

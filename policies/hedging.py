@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from backends.catalog.views import BackendView
 from policies.attempts import RetryBudget
-from policies.beliefs.classes import FIRST_SPREAD
+from policies.beliefs.lengths import FIRST_SPREAD
 from policies.beliefs.tails import PRIOR, Table, quantile, survival
 from policies.chance import end_sd_s
 from policies.estimate import engine_load, predict

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from backends.catalog.views import BackendView
 from policies.attempts import FailureCause
 from policies.beliefs.classes import ClassBelief
+from policies.beliefs.lengths import LengthBelief
 from policies.facts import RequestFacts
 from policies.policy import Priced
 
@@ -101,6 +102,9 @@ class KnowsClasses(Protocol):
 
     def class_of(self, facts: RequestFacts) -> ClassBelief | None:
         """What is believed of the request's class; `None` where none like it was seen."""
+
+    def lengths_of(self, facts: RequestFacts) -> LengthBelief | None:
+        """How long answers of the request's latency class are; `None` where none like it was seen."""
 
 
 class NoLearner:

@@ -244,5 +244,5 @@ def training(folder: Path, name: str, *options: str) -> dict[str, Any]:
         "resume_args": ["--resume"], "env": {"PYTHONPATH": str(ROOT)}}
 
 
-__all__ = ["DEAF", "FOREVER", "GRACE_S", "SAVES", "SAVES_AND_GOES", "AllocatorProcess", "allocator", "document",
-           "python", "sweep", "training"]
+__all__ = ["DEAF", "FOREVER", "GRACE_S", "SAVES", "SAVES_AND_GOES", "AllocatorProcess", "allocator",
+           "document", "python", "sweep", "training"]

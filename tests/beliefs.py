@@ -19,7 +19,7 @@ def a_pool(mean_price: float = 1e-4) -> PoolBelief:
     pool = PoolBelief()
     pool.mean_price["m"] = mean_price
     for facts in (CHAT, CODE):
-        pool.made_class_of(facts).expected_output_tokens = float(facts.expected_output_tokens)
+        pool.made_class_of(facts).lengths.expected_output_tokens = float(facts.expected_output_tokens)
     return pool
 
 

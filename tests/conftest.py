@@ -1,4 +1,7 @@
-"""What every test may count on: one event loop library, no clock in Hypothesis, and the root of the checkout."""
+"""What every test may count on: one event loop library, no clock in Hypothesis, and the root of the checkout.
+
+And what `scripts/test` counts on: a test that wants the cores to itself is marked so (see `tests.real_time`).
+"""
 
 from pathlib import Path
 
@@ -6,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 import compiled
+from tests.real_time import RealTime
 
 # Contracts assert in a module that no test file is: several import it, and all want to read what failed.
 pytest.register_assert_rewrite("tests.contracts.execution_engine")
@@ -18,6 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # A busy machine is no bug: examples are bounded in number, never in wall time.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RealTime(ROOT / "tests"))
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ fixed time: `until` polls, and says what it waited for when that does not come.
 """
 
 import contextlib
+import fcntl
+import functools
 import gc
 import http.client
 import json
@@ -15,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -88,13 +91,22 @@ def is_running(pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on and that stays out of the way of outgoing connections."""
+    """A port that nobody listens on, that stays out of the way of outgoing connections, and that no other run of tests
+    on this machine gets while this one lasts: it may be away for a while, between two servers.
+    """
     for port in random.sample(BELOW_EPHEMERAL, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
+            fcntl.lockf(_ports_taken(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError("no free port")
+
+
+@functools.cache
+def _ports_taken() -> int:
+    """A file of which each run of tests locks one byte for every port it was given, until it ends."""
+    return os.open(Path(tempfile.gettempdir()) / f"headrace-test-ports-{os.getuid()}", os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def read_line(process: "subprocess.Popen[bytes]", limit_s: float, log: Path) -> dict[str, Any]:
@@ -465,6 +477,16 @@ class RawStream:
             data = self.socket.recv(65536)
             assert data, f"the stream ended without {text!r}: {self.seen[-300:]!r}"
             self.seen += data
+        return self.seen
+
+    def read_what_came(self, *, limit_s: float = 20.0) -> bytes:
+        """Everything that has come up to now; fails where that is the end."""
+        self.socket.settimeout(0.0)
+        with contextlib.suppress(BlockingIOError):
+            while data := self.socket.recv(65536):
+                self.seen += data
+            raise AssertionError("the stream ended")
+        self.socket.settimeout(limit_s)
         return self.seen
 
     def read_to_end(self, *, limit_s: float = 20.0) -> bytes:

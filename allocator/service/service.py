@@ -111,6 +111,9 @@ class Service:
                 said = waits_for = ""
                 await self._lead(term)
             except (Deposed, StoreError, Refused) as problem:
+                # A task group that has errors raises those and no cancellation, and so does what closes after one.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise asyncio.CancelledError from problem
                 if str(problem) != said:
                     log.error("not leading: %s", problem)
                 said = str(problem)

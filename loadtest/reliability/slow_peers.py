@@ -18,8 +18,8 @@ from loadtest.reliability.measured import Measured, Size, quantile
 SLOW = {Size.CI: 400, Size.LONG: 2_000}
 GREEDY = {Size.CI: 40, Size.LONG: 200}
 GOOD = {Size.CI: 300, Size.LONG: 3_000}
-HEAD_S = {Size.CI: 4.0, Size.LONG: 20.0}
-BODY_S = {Size.CI: 5.0, Size.LONG: 30.0}
+HEAD_S = {Size.CI: 8.0, Size.LONG: 20.0}
+BODY_S = {Size.CI: 9.0, Size.LONG: 30.0}
 """The deadlines that the gateway is given: longer than the good traffic takes, and short enough to be waited for."""
 STREAM_BYTES = 20 * 2**20
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: h\r\n".encode()

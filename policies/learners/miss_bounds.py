@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 from backends.catalog.views import BackendView
 from policies.beliefs.backend import BackendBelief
 from policies.beliefs.classes import TARGET, ClassBelief, ClassKey
+from policies.beliefs.lengths import LengthBelief
 from policies.facts import RequestFacts
 from policies.learners.ccr.learner import LATE, CcrLearner, missed
 from policies.learning import End, Sent
@@ -38,6 +39,10 @@ class MissBounds:
     def class_of(self, facts: RequestFacts) -> ClassBelief | None:
         """What is known of the request's class."""
         return self._ccr.pool.class_of(facts)
+
+    def lengths_of(self, facts: RequestFacts) -> LengthBelief | None:
+        """How long answers of the request's latency class are."""
+        return self._ccr.pool.lengths_of(facts)
 
     def alpha(self, facts: RequestFacts) -> float:
         """Probability of a miss that the request's class accepts."""

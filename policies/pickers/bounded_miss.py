@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from backends.catalog.views import FleetView
-from policies.beliefs.classes import FIRST_SPREAD, TARGET
+from policies.beliefs.classes import TARGET
+from policies.beliefs.lengths import FIRST_SPREAD
 from policies.chance import weighed, with_p99
 from policies.facts import RequestFacts
 from policies.hopeless import shed
@@ -66,8 +67,8 @@ class _Choosing:
         if isinstance(bounds, MissBounds):
             self.alpha, self.last = bounds.alpha(facts), bounds.last_backend(facts)
             self.mean_price = bounds.mean_price(facts.model)
-            if (kind := bounds.class_of(facts)) is not None:
-                self.spread = kind.spread
+            if (lengths := bounds.lengths_of(facts)) is not None:
+                self.spread = lengths.spread
 
     def choice(self) -> Choice:
         cheapest = self._cheapest_safe()

@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol
 
 from backends.catalog.views import BackendView, FleetView
-from policies.beliefs.classes import FIRST_SPREAD, ClassBelief
+from policies.beliefs.lengths import FIRST_SPREAD
 from policies.beliefs.pool import PoolBelief
 from policies.chance import weighed, with_p99
 from policies.facts import Budget, RequestFacts
@@ -39,7 +39,7 @@ class Rules(Protocol):
 class LeastScore:
     """One choice under way. Candidates are replaced by what they weigh, in place."""
 
-    __slots__ = ("budget", "candidates", "facts", "fleet", "kind", "now", "pool", "rng", "rules", "spread", "value",
+    __slots__ = ("budget", "candidates", "facts", "fleet", "now", "pool", "rng", "rules", "spread", "value",
                  "weight")  # fmt: skip
 
     def __init__(self, rules: Rules, facts: RequestFacts, candidates: Sequence[Priced], fleet: FleetView,
@@ -49,8 +49,12 @@ class LeastScore:
         self.budget = rules.budget_of(facts)
         pool = fleet.belief
         self.pool: PoolBelief | None = pool if type(pool) is PoolBelief else None
-        self.kind: ClassBelief | None = None if self.pool is None else self.pool.class_of(facts)
-        self.weight, self.spread = (1.0, FIRST_SPREAD) if self.kind is None else (self.kind.weight, self.kind.spread)
+        self.weight, self.spread = 1.0, FIRST_SPREAD
+        if self.pool is not None:
+            kind = self.pool.class_of(facts)
+            lengths = self.pool.lengths_of(facts) if kind is None else kind.lengths
+            self.weight = 1.0 if kind is None else kind.weight
+            self.spread = FIRST_SPREAD if lengths is None else lengths.spread
         self.value = rules.miss_value * self._mean_price()
 
     def choice(self) -> Choice:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from backends.catalog.views import FleetView
-from policies.beliefs.classes import FIRST_SPREAD, ClassBelief
+from policies.beliefs.classes import ClassBelief
 from policies.beliefs.tails import PRIOR, Table, quantile
 from policies.chance import end_sd_s, weighed
 from policies.estimate import Estimate, predict
@@ -27,7 +27,7 @@ from policies.filters import Rejection
 from policies.footing import belief_of, coefficients_of, drift_of
 from policies.pipeline import decide
 from policies.policy import Decision, Pipeline, Priced
-from router.fleet.standing import class_belief, model_state
+from router.fleet.standing import class_belief, model_state, output_spread
 from router.path.dispatch import Dispatcher
 from router.request.intake import PROMPT_MEMBER, Endpoint, read_request, request_id_of
 from router.wire.errors import bad_request, unauthorized
@@ -71,7 +71,7 @@ def explained(dispatcher: Dispatcher, headers: Mapping[bytes, bytes], body: byte
 def _document(
     pipeline: Pipeline, facts: RequestFacts, decision: Decision, view: FleetView, now: float, took_s: float
 ) -> dict[str, Any]:
-    kind = class_belief(view.belief, facts)
+    kind, spread = class_belief(view.belief, facts), output_spread(view.belief, facts)
     chosen = decision.chosen
     return {
         "backend": None if chosen is None else chosen.spec.name,
@@ -85,7 +85,7 @@ def _document(
         "request": _request(facts),
         "class": None if kind is None else _class(kind),
         "candidates": [
-            _candidate(entry, facts, _budget(pipeline, facts), kind, now, is_chosen=entry.backend is chosen)
+            _candidate(entry, facts, _budget(pipeline, facts), spread, now, is_chosen=entry.backend is chosen)
             for entry in sorted(decision.candidates, key=lambda entry: (entry.backend is not chosen, entry.price))
         ],
         "rejected": [
@@ -142,8 +142,8 @@ def _class(kind: ClassBelief) -> dict[str, Any]:
         "miss_weight": round(kind.weight, 4),
         "missed_ratio": round(kind.missed, 5),
         "judged": kind.judged,
-        "expected_output_tokens": round(kind.expected_output_tokens, 1),
-        "output_spread": round(kind.spread, 3),
+        "expected_output_tokens": round(kind.lengths.expected_output_tokens, 1),
+        "output_spread": round(kind.lengths.spread, 3),
     }
 
 
@@ -154,11 +154,10 @@ def _budget(pipeline: Pipeline, facts: RequestFacts) -> Budget:
 
 
 def _candidate(
-    entry: Priced, facts: RequestFacts, budget: Budget, kind: ClassBelief | None, now: float, *, is_chosen: bool
+    entry: Priced, facts: RequestFacts, budget: Budget, spread: float, now: float, *, is_chosen: bool
 ) -> dict[str, Any]:
     view = entry.backend
     belief = belief_of(view)
-    spread = FIRST_SPREAD if kind is None else kind.spread
     full = entry if entry.miss is not None else weighed(facts, entry, budget, spread, now)
     estimate = full.estimate or predict(facts, view, now)
     return {

@@ -11,6 +11,7 @@ from backends.catalog.spec import BackendSpec
 from policies.beliefs.backend import BackendBelief
 from policies.beliefs.classes import ClassBelief
 from policies.beliefs.drift import faded
+from policies.beliefs.lengths import FIRST_SPREAD
 from policies.facts import Budget, RequestFacts
 from policies.learning import KnowsClasses
 
@@ -57,6 +58,13 @@ def class_belief(pool: Any, facts: RequestFacts) -> ClassBelief | None:
     """What is believed of requests of this kind; `None` where nobody learns or none was seen."""
     known: KnowsClasses | None = pool if hasattr(pool, "class_of") else None
     return None if known is None else known.class_of(facts)
+
+
+def output_spread(pool: Any, facts: RequestFacts) -> float:
+    """Standard deviation over mean of the answers' lengths that a decision on the request reckons with."""
+    known: KnowsClasses | None = pool if hasattr(pool, "lengths_of") else None
+    lengths = None if known is None else known.lengths_of(facts)
+    return FIRST_SPREAD if lengths is None else lengths.spread
 
 
 def classes(pool: Any, models: list[str], budgets: dict[str, Budget]) -> Iterator[ClassStanding]:

@@ -249,7 +249,7 @@ class ClassCollector(Collector):
             labels = [model, latency_class]
             weight.add_metric(labels, belief.weight)
             missed.add_metric(labels, belief.missed)
-            expected.add_metric(labels, belief.expected_output_tokens)
+            expected.add_metric(labels, belief.lengths.expected_output_tokens)
         faults.add_metric([], self._faults.count)
         for name, count in self._waiting().items():
             waiting.add_metric([name], count)

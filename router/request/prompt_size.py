@@ -52,6 +52,8 @@ def measure_prompt(body: bytes, start: int, end: int, tool_bytes: int = 0) -> Pr
     """
     length = end - start
     tools = ASCII * tool_bytes
+    if length <= 0:
+        return PromptSize(max(1.0, tools))
     if body.startswith(b"[", start, end) and _TOKEN_IDS.match(body, start, end):
         return PromptSize(body.count(b",", start, end) + 1 + tools, is_text=False)
     if length <= SAMPLE_BYTES:

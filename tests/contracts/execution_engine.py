@@ -325,7 +325,8 @@ class ExecutionEngineContract:
         proof = await engine.prove_released(launch.devices)
         assert proof.released is (not bench.pids())
         assert proof.devices[0].verdict is Released.HELD
-        assert {holder.pid for holder in proof.devices[0].holders} == bench.pids()
+        # The member has no command line any more, and may yet be on its way out.
+        assert bench.pids() <= {holder.pid for holder in proof.devices[0].holders}
         await released(engine, launch, limit_s=LONG_S / 2)
         assert bench.pids() == set()
         report = await ended(engine, launch.run_id)

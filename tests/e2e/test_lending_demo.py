@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.up import engine_sets
+from headrace.up import engine_sets, run
 from headrace.up.run import UpOptions, run_up
 from headrace.up.scene import Scene
 from tests.processes import is_running
@@ -19,6 +19,7 @@ def test_a_replica_is_lent_in_the_trough_and_back_before_the_crest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine_sets, "SIMULATED", SHORT)
+    monkeypatch.setattr(run, "FIRST_ENGINE_PORT", 9701)      # `up` takes the lowest free ones, and may run beside this
     run_dir = tmp_path / "run"
     options = UpOptions(engines="simulated", port=0, admin_port=0, run_dir=run_dir, json=True, time_scale=0.5,
                         demo="lending")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_two_workers_lend_as_one(tmp_path: Path) -> None:
 
                 # One worker dies; its successor knows that the engine may be gone, and knows of the demand.
                 os.kill(gateway.pids()[0], signal.SIGKILL)
+                killed_at_s = time.monotonic()
                 until(lambda: len(gateway.pids()) == 2, "the successor")
                 requests = len(engines[0].requests())
                 began = len(load.records)
@@ -69,8 +71,9 @@ def test_two_workers_lend_as_one(tmp_path: Path) -> None:
                 load.await_served(began + int(3 * RATE_PER_S), limit_s=60.0)
             assert len(engines[0].requests()) > requests + 2, "warmed up, and nothing more"
             lost = failures(load.records)
-            # Only what the killed worker held may be lost.
-            assert len(lost) <= 4, lost
+            # Only what the killed worker held may be lost: nothing that was due once the kernel had closed its sockets.
+            assert all(record.intended_at_s < killed_at_s + 0.25 for record in lost), lost
+            assert len(lost) < RATE_PER_S, lost
             assert served_by(load.records)["b1"] > served_by(load.records)["b0"] > 0
 
 

@@ -137,6 +137,7 @@ def test_the_order_of_the_fleet_decides_nothing(
 
 
 @pytest.mark.parametrize("name", PEERS)
+@pytest.mark.real_time
 def test_a_decision_costs_no_more_than_its_candidates(name: str) -> None:
     """Eight times the fleet may take eight times as long, not sixty-four."""
     spec = PolicySpec(name)

@@ -49,7 +49,8 @@ def without_memory(fleet: FleetView) -> FleetView:
 def scores(facts: RequestFacts, fleet: FleetView) -> dict[str, float]:
     """Every candidate's score, made one by one."""
     kind = fleet.belief.class_of(facts)
-    weight, spread = (1.0, 0.8) if kind is None else (kind.weight, kind.spread)
+    lengths = fleet.belief.lengths_of(facts)
+    weight, spread = 1.0 if kind is None else kind.weight, 0.8 if lengths is None else lengths.spread
     value = PICKER.miss_value * fleet.belief.mean_price["m"]   # type: ignore[attr-defined]
     budget = PICKER.budget_of(facts)   # type: ignore[attr-defined]
     found = {}

@@ -178,6 +178,7 @@ def test_quoted_words_of_the_protocol_in_generated_text_mean_nothing() -> None:
     assert json.loads(seen.out.removeprefix(b"data: "))["choices"][0]["delta"]["content"] == text
 
 
+@pytest.mark.real_time
 def test_p14_a_large_event_in_small_reads_takes_linear_time() -> None:
     def seconds(size: int) -> float:
         stream = event(delta("x" * size, model=SERVED))
@@ -205,6 +206,7 @@ def test_p14_an_event_without_end_is_refused_at_the_cap() -> None:
         cutter.feed(b"x")
 
 
+@pytest.mark.real_time
 def test_many_marks_in_one_event_are_parsed_once() -> None:
     nested = json.dumps({"choices": [], "usage": USAGE, "x": [{"usage": {}}] * 40_000}).encode()
     began = perf_counter()

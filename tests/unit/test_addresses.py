@@ -11,7 +11,7 @@ from backends.addresses import Addresses, resolve
 from backends.upstream import PoolLimits, UpstreamError, UpstreamFault, UpstreamPool
 from tests.upstream_client import post as send
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 NAME = "engine.example"
 
 

@@ -23,6 +23,8 @@ from loadtest.bench.rows import Row
 from loadtest.bench.run import BenchOptions, run_bench
 from loadtest.bench.workloads import FULL, NEVER_MS, LoadRun, workloads
 
+pytestmark = pytest.mark.real_time
+
 CORE = available_cores().load
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

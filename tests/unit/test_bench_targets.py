@@ -85,6 +85,7 @@ def test_our_own_gateway_has_everything_on(tmp_path: Path) -> None:
     assert loaded.config.budget_of("interactive").ttft_s is not None
 
 
+@pytest.mark.real_time
 def test_a_program_is_found_in_the_folders_that_are_named_first(tmp_path: Path) -> None:
     script = tmp_path / "gate"
     script.write_text("#!/bin/sh\necho 'gate/4.5.6 (test)'\n")

@@ -116,6 +116,7 @@ def test_the_help_of_reliability_names_every_figure() -> None:
     assert argument.help == f"Which: {' '.join(FIGURES)}; left out: all."
 
 
+@pytest.mark.real_time
 def test_help_loads_no_room() -> None:
     """The gateway, locust and httpx cost a second between them; help must not wait for that."""
     code = ("import sys; from headrace.cli import app; from typer.testing import CliRunner\n"
@@ -132,6 +133,7 @@ def test_help_loads_no_room() -> None:
                                        ["keys", "new", "--tenant", "t", "--max-parallel", "0"],
                                        ["up", "--admin-port", "-1"],
                                        ["serve", "-c", "fleet.yaml", "--port", "65536"]])
+@pytest.mark.real_time
 def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     done = headrace(*arguments)
     assert done.returncode == 2
@@ -140,6 +142,7 @@ def test_usage_errors_exit_2_without_a_traceback(arguments: list[str]) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.real_time
 def test_version_in_both_forms() -> None:
     plain, as_json = headrace("version"), headrace("version", "--json")
     assert (plain.returncode, as_json.returncode) == (0, 0)
@@ -148,6 +151,7 @@ def test_version_in_both_forms() -> None:
     assert found["form"] == "interpreted"
 
 
+@pytest.mark.real_time
 def test_status_without_a_gateway_is_one_line_that_helps() -> None:
     done = headrace("status", "--admin", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (1, "")
@@ -187,6 +191,7 @@ def test_what_one_of_several_tasks_found_is_said_and_not_that_there_was_a_group(
     assert capsys.readouterr().err.startswith("headrace: ValueError: no such card (")
 
 
+@pytest.mark.real_time
 def test_ctrl_c_is_quiet() -> None:
     """130, as a shell expects, and not a word."""
     with fleet_admin() as url, subprocess.Popen(
@@ -200,6 +205,7 @@ def test_ctrl_c_is_quiet() -> None:
         assert watching.stderr.read() == ""
 
 
+@pytest.mark.real_time
 def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin() as url:
         assert show_status(url) == 0
@@ -224,6 +230,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_each_of_them_whole(width: int)
     assert ("layout" in lines[0]) == (width == 200)
 
 
+@pytest.mark.real_time
 def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin() as url:
         assert show_status(url, json=True) == 0
@@ -231,6 +238,7 @@ def test_status_as_json_is_what_the_gateway_said(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"backends": 3}', b"\xff\xfe"])
+@pytest.mark.real_time
 def test_another_server_on_the_admin_port_is_said_plainly(body: bytes) -> None:
     with admin({("GET", "/admin/fleet"): (200, body)}) as url, pytest.raises(AdminError, match="--admin"):
         fetch_fleet(url)
@@ -258,6 +266,7 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
         {"file": "fleet.yaml", "line": 18, "column": 5, "path": "backends[3]", "message": "has no price_per_hour"}]},
      0, "warning: fleet.yaml:18:5  backends[3]  has no price_per_hour"),
 ])
+@pytest.mark.real_time
 def test_reload_says_what_came_of_it(status: int, answer: dict[str, Any], code: int, said: str,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     with admin({("POST", "/admin/reload"): (status, json.dumps(answer).encode())}) as url:
@@ -292,6 +301,7 @@ def test_up_hands_over_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path:
             options.json) == ("simulated", 1, 8081, tmp_path, 5.0, False, True)
 
 
+@pytest.mark.real_time
 def test_fake_engine_passes_its_own_options_on() -> None:
     done = headrace("fake-engine", "--json", "--help")
     assert done.returncode == 0

@@ -109,6 +109,7 @@ def test_forms_do_not_mix(tmp_path: Path) -> None:
     assert "policies.hopeless was imported before" in refused(folder)
 
 
+@pytest.mark.real_time
 def test_a_process_that_cannot_have_it_ends_with_a_word(tmp_path: Path, root: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "headrace", "version"], cwd=root, capture_output=True, text=True,
                           timeout=60, env={**os.environ, VARIABLE: str(tmp_path)})
@@ -119,6 +120,7 @@ def test_a_process_that_cannot_have_it_ends_with_a_word(tmp_path: Path, root: Pa
 
 @pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.skipif(missing_tools() is not None, reason=f"cannot compile here: {missing_tools()}")
+@pytest.mark.real_time
 def test_compiled_and_interpreted_decide_alike_to_the_last_bit(
     tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,8 @@ from backends.embedded.calibrate import (
     save,
 )
 
+pytestmark = pytest.mark.real_time
+
 PROMPTS = (32, 128, 256)
 STEPS = ((1, 40.0), (1, 140.0), (1, 260.0), (4, 50.0))
 

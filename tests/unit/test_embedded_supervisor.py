@@ -27,6 +27,8 @@ from backends.embedded.supervisor import (
     next_backoff,
 )
 
+pytestmark = pytest.mark.real_time
+
 QUICK = BackoffRules(first_s=0.05, factor=2.0, cap_s=0.2, stable_s=60.0)
 SERVER = """
 import http.server, sys

@@ -16,6 +16,8 @@ import pytest
 from headrace.up import run as up
 from headrace.up.run import UpError, UpOptions, engine_ports, gateway_ports, run_folder, run_up
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture
 def taken() -> Iterator[int]:

@@ -30,7 +30,7 @@ from allocator.execution.processes import (
 )
 from tests.processes import until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.real_time]
 SHIM = Identity(100, 1000)
 MINE = Mark("run", "nonce", frozenset({"nvidia:0"}))
 

@@ -251,6 +251,7 @@ def test_p22_numbers_of_any_size_pass_where_nothing_reads_them(number: bytes) ->
     ],
     ids=["messages", "stream_options", "inner_members"],
 )
+@pytest.mark.real_time
 def test_p22_twelve_megabytes_of_structure_do_not_hold_the_loop(body: bytes) -> None:
     began = perf_counter()
     json.loads(body)

@@ -216,6 +216,7 @@ def test_a_place_is_taken_once_and_given_back_once() -> None:
     assert parallel.of("k") == 0
 
 
+@pytest.mark.real_time
 def test_p43_a_thousand_requests_that_end_in_every_way_leave_no_place_taken() -> None:
     """P43: a slot that only success gives back starves its key after the first cancelled stream."""
     parallel = Parallel()
@@ -501,6 +502,7 @@ def test_wrong_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
     assert "expires" in said.err
 
 
+@pytest.mark.real_time
 def test_the_command_needs_no_gateway_to_be_imported() -> None:
     code = "import sys, headrace.gateway.keys; print([m for m in ('uvicorn', 'starlette') if m in sys.modules])"
     root = Path(__file__).resolve().parents[2]

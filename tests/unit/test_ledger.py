@@ -39,6 +39,8 @@ from router.request.intake import Endpoint
 from router.wire.answer_members import Usage
 from tests.policy_fleet import NOW_S, ROOMY, a_backend, a_request, choose, decoding
 
+pytestmark = pytest.mark.real_time
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "decision-record.md").read_text(encoding="utf-8")
 CANARY = "CANARY-7f3a"
 GENERATION: Any = SimpleNamespace(config_hash="c0ffee")

@@ -23,6 +23,8 @@ from loadtest.openai_stream import (
     stream_chat,
 )
 
+pytestmark = pytest.mark.real_time
+
 Script = Callable[[socket.socket], None]
 HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n"
         b"x-headrace-backend: h100\r\nx-headrace-overhead-ms: 0.75\r\n\r\n")

@@ -13,6 +13,7 @@ from policies.beliefs.caches import FIRST_CAPACITY_TOKENS, PrefixCache
 from policies.beliefs.classes import WEIGHT_RANGE, ClassBelief, class_key
 from policies.beliefs.correction import LARGEST_LOG, Correction
 from policies.beliefs.drift import Drift, faded
+from policies.beliefs.lengths import LengthBelief
 from policies.beliefs.observed import Waits
 from policies.beliefs.pool import MAX_CLASSES, PoolBelief
 from policies.beliefs.tails import BINS, PRIOR, PRIOR_P99_Z, Tail, quantile, survival
@@ -199,17 +200,16 @@ def test_marks_that_are_too_old_to_matter_are_dropped() -> None:
 
 
 def test_a_class_learns_how_long_its_answers_are() -> None:
-    kind = ClassBelief(class_key(CHAT), CHAT.budget)
-    dice = Random(2)
+    lengths, dice = LengthBelief(), Random(2)
     for _ in range(2000):
-        kind.answered(max(1, round(dice.lognormvariate(log(200), 0.5))))
-    assert kind.expected_output_tokens == pytest.approx(200 * exp(0.125), rel=0.1)
-    assert kind.spread == pytest.approx((exp(0.25) - 1) ** 0.5, rel=0.2)
+        lengths.answered(max(1, round(dice.lognormvariate(log(200), 0.5))))
+    assert lengths.expected_output_tokens == pytest.approx(200 * exp(0.125), rel=0.1)
+    assert lengths.spread == pytest.approx((exp(0.25) - 1) ** 0.5, rel=0.2)
 
 
 def test_the_weight_of_a_miss_finds_the_level_that_keeps_the_promise() -> None:
     """A world in which a heavier weight means fewer misses: the weight settles where one in a hundred misses."""
-    kind, dice, late = ClassBelief(class_key(CHAT), CHAT.budget), Random(3), 0
+    kind, dice, late = ClassBelief(class_key(CHAT), CHAT.budget, LengthBelief()), Random(3), 0
     for request in range(60_000):
         missed = dice.random() < 0.02 / kind.weight
         kind.judge(missed)
@@ -220,7 +220,7 @@ def test_the_weight_of_a_miss_finds_the_level_that_keeps_the_promise() -> None:
 
 @given(st.lists(st.booleans(), max_size=300))
 def test_the_weight_keeps_its_bounds(misses: list[bool]) -> None:
-    kind = ClassBelief(class_key(CHAT), CHAT.budget)
+    kind = ClassBelief(class_key(CHAT), CHAT.budget, LengthBelief())
     for missed in misses:
         kind.judge(missed)
     assert WEIGHT_RANGE[0] <= kind.weight <= WEIGHT_RANGE[1]
@@ -232,6 +232,7 @@ def test_callers_with_budgets_of_their_own_cannot_make_endless_classes() -> None
         pool.made_class_of(a_request(budget=Budget(ttft_s=1.0 + index)))
     assert len(pool.classes) == MAX_CLASSES + 1
     assert pool.class_of(a_request(budget=Budget(ttft_s=1e6))) is not None
+    assert len(pool.lengths) == 1, "their answers are as long as those of anybody else in the latency class"
 
 
 def test_waits_are_shares_by_size_of_the_prompt() -> None:

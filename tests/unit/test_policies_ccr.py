@@ -54,6 +54,22 @@ def test_output_lengths_are_expected_by_class_and_capped() -> None:
     assert learner.expect_output(replace(CHAT, max_output_tokens=50)) == 50
 
 
+def test_a_budget_of_the_callers_own_makes_no_answer_longer() -> None:
+    """Each request names another budget: lengths are learned by latency class, misses by budget."""
+    learner = CcrLearner()
+    view, now = on(learner, a_backend()), NOW_S
+    for number in range(200):
+        own = replace(CHAT, budget=Budget(ttft_s=0.3 if number % 2 else 3.0 + number))
+        now = serve(learner, view, own, 0.5, 0.03, 300, now)
+    never_seen = replace(CHAT, budget=Budget(ttft_s=77.0))
+    assert learner.expect_output(CHAT) == learner.expect_output(never_seen) == pytest.approx(300, abs=6)
+    late, in_time = (learner.pool.class_of(replace(CHAT, budget=Budget(ttft_s=ttft_s))) for ttft_s in (0.3, 3.0))
+    assert late is not None
+    assert in_time is not None
+    assert late.weight > 3.0 > 1.0 > in_time.weight
+    assert late.lengths is in_time.lengths
+
+
 def test_the_predicted_p99_covers_99_percent_of_what_comes() -> None:
     """A world that is 25 % slower than calibrated, with a spread that the prior does not have."""
     learner, dice, now, covered, judged = CcrLearner(), Random(4), NOW_S, 0, 0
@@ -251,6 +267,10 @@ def test_what_was_learned_outlives_a_restart() -> None:
     again = CcrLearner()
     again.restore(state, 0.0)
     assert again.expect_output(CHAT) == learner.expect_output(CHAT)
+    known, kept = learner.pool.lengths_of(CHAT), again.pool.lengths_of(CHAT)
+    assert known is not None
+    assert kept is not None
+    assert (kept.outputs, kept.spread) == (known.outputs, known.spread)
     assert again.backends["a"].drift.applied == pytest.approx(view.belief.drift.applied)
     assert view.belief.prefill.factor > 1.5
     assert again.backends["a"].prefill.factor == pytest.approx(view.belief.prefill.factor)
@@ -266,7 +286,8 @@ def test_what_was_learned_outlives_a_restart() -> None:
 json_values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["v", "pool", "classes", "backends", "a", "ttft", "drift", "key", "budget", "cache_tokens", "weight"]), inner),
+        ["v", "pool", "classes", "backends", "a", "ttft", "drift", "key", "budget", "cache_tokens", "weight", "lengths",
+         "outputs"]), inner),
     max_leaves=12)
 
 
@@ -275,7 +296,8 @@ def test_a_state_that_makes_no_sense_is_passed_over(value: Any, age_s: float) ->
     learner = CcrLearner()
     learner.restore(value, age_s)
     learner.restore({"v": 1, "pool": value, "classes": value, "backends": {"a": value}}, age_s)
-    learner.restore({"v": 1, "classes": [value], "backends": value}, age_s)
+    learner.restore({"v": 1, "classes": [value], "lengths": [value], "backends": value}, age_s)
+    learner.restore({"v": 1, "lengths": value}, age_s)
     assert predict(CHAT, on(learner, a_backend()), NOW_S).ttft_s < inf
 
 

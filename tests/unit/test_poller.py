@@ -14,6 +14,8 @@ from backends.catalog.spec import BackendSpec
 from backends.engines.exposition import MAX_PAGE_BYTES
 from backends.poller import Poller
 
+pytestmark = pytest.mark.real_time
+
 MODELS = b'{"object":"list","data":[{"id":"m","aliases":["m-alias"],"object":"model"}]}'
 METRICS = b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
 

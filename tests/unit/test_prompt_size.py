@@ -304,6 +304,7 @@ def test_no_bytes_at_all_break_it(raw: bytes, before: int, after: int) -> None:
     assert measure_prompt(raw, min(before, len(raw)), max(0, len(raw) - after)).base_tokens >= 1.0
 
 
+@pytest.mark.real_time
 def test_a_prompt_of_megabytes_costs_no_more_than_its_pieces() -> None:
     text = " ".join(entry["text"] for entry in samples("english"))
     small, large = (json.dumps(text * times).encode() for times in (4, 8_000))

@@ -14,6 +14,8 @@ import pytest
 from router.config.fleet_file import LoadedFleet, Problem, load_fleet
 from router.config.reload import Reloader, ReloadResult
 
+pytestmark = pytest.mark.real_time
+
 SMALL = Path(__file__).resolve().parent.parent.joinpath("fixtures/fleets/small.yaml").read_text(encoding="utf-8")
 HEAVIER = SMALL.replace("weight: 2", "weight: 5")
 SECRET = "sk-do-not-print-me"

@@ -20,6 +20,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.real_time
 def test_json_is_the_same_to_the_byte_in_any_process() -> None:
     command = [sys.executable, "-m", "headrace", "sim", "burst,prefix-heavy", *SHORT, "--policies",
                "headrace,session_hash,prequal", "--seeds", "1-2", "--json"]

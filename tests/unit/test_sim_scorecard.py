@@ -327,6 +327,7 @@ def told_trace() -> Trace:
     return Trace("burst", "site", 1, 4.0, 60.0)
 
 
+@pytest.mark.real_time
 def test_all_that_a_run_imports_is_in_the_hash() -> None:
     """Of the router, books and one constant; of engines, what the router imports with them."""
     listing = ("import sys; import loadtest.sim.scorecard.tasks, loadtest.sim.bound.comparison;"

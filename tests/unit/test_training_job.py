@@ -97,6 +97,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     assert file.read_bytes() == before
 
 
+@pytest.mark.real_time
 def test_interrupted_and_resumed_it_says_the_curve_of_a_job_that_was_not(tmp_path: Path) -> None:
     whole, error = job(tmp_path, "--steps", "80", "--checkpoint", "whole.npz").communicate(timeout=60)
     assert error == ""
@@ -119,6 +120,7 @@ def test_interrupted_and_resumed_it_says_the_curve_of_a_job_that_was_not(tmp_pat
     assert lines(resumed)[-1] == lines(whole)[-1]
 
 
+@pytest.mark.real_time
 def test_killed_it_resumes_from_its_last_checkpoint_to_the_same_curve(tmp_path: Path) -> None:
     whole, _ = job(tmp_path, "--steps", "60", "--checkpoint", "whole.npz").communicate(timeout=60)
     with job(tmp_path, "--steps", "60", "--step-ms", "10", "--save-every", "5") as process:
@@ -135,6 +137,7 @@ def test_killed_it_resumes_from_its_last_checkpoint_to_the_same_curve(tmp_path: 
     ((), signal.SIGTERM, 143),
     (("--ignore-signals",), signal.SIGTERM, 0),
 ])
+@pytest.mark.real_time
 def test_how_it_ends(tmp_path: Path, options: tuple[str, ...], signum: int, code: int) -> None:
     ack = tmp_path / "ack"
     with job(tmp_path, "--steps", "30", "--step-ms", "10", *options, HEADRACE_CHECKPOINT_ACK=str(ack)) as process:
@@ -151,6 +154,7 @@ def test_how_it_ends(tmp_path: Path, options: tuple[str, ...], signum: int, code
     (("--steps", "0"), "--steps must be at least 1"),
     (("--step-ms", "nan"), "--step-ms must not be negative"),
 ])
+@pytest.mark.real_time
 def test_bad_options(tmp_path: Path, options: tuple[str, ...], text: str) -> None:
     process = job(tmp_path, *options)
     _, error = process.communicate(timeout=60)
@@ -158,6 +162,7 @@ def test_bad_options(tmp_path: Path, options: tuple[str, ...], text: str) -> Non
     assert re.search(text, error)
 
 
+@pytest.mark.real_time
 def test_another_seed_is_not_resumed_into_and_each_rank_has_its_own(tmp_path: Path) -> None:
     digests = set()
     for rank in ("0", "1"):

@@ -15,7 +15,7 @@ from backends.upstream import MAX_HEAD_BYTES, PoolLimits, UpstreamError, Upstrea
 from tests.upstream_client import AwaitedCall
 from tests.upstream_client import post as send
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 

@@ -68,8 +68,9 @@ class CcrLearner:
         """By model and backend: what stand-ins are made of."""
 
     def expect_output(self, facts: RequestFacts) -> int:
-        kind = self.pool.class_of(facts)
-        expected = facts.expected_output_tokens if kind is None or not kind.outputs else kind.expected_output_tokens
+        lengths, expected = self.pool.lengths_of(facts), float(facts.expected_output_tokens)
+        if lengths is not None and lengths.outputs > 0.0:
+            expected = lengths.expected_output_tokens
         cap = facts.max_output_tokens
         return max(1, round(expected if cap is None or cap > expected else cap))
 
@@ -183,7 +184,7 @@ class CcrLearner:
     def _whole(self, sent: Sent, note: _Note, end: End, now: float) -> None:
         """A whole answer came."""
         belief, facts, estimate, tokens = note.backend, sent.facts, note.estimate, end.output_tokens
-        note.kind.answered(tokens)
+        note.kind.lengths.answered(tokens)
         first_at_s = sent.first_token_at_s
         took_s = now - sent.sent_at_s
         if first_at_s is not None and tokens > 1:
@@ -191,7 +192,7 @@ class CcrLearner:
             belief.decode.observe(pace_s, estimate.tpot_s, 1.0)
             belief.paces.observe(facts.prompt_tokens, pace_s)
             belief.pace.observe(_residual(pace_s, estimate.tpot_s, _pace_sd_s(facts, estimate, tokens)))
-        belief.end.observe(_residual(took_s, estimate.e2e_s, end_sd_s(facts, estimate, note.kind.spread)))
+        belief.end.observe(_residual(took_s, estimate.e2e_s, end_sd_s(facts, estimate, note.kind.lengths.spread)))
         note.kind.judge(missed(sent, tokens, now))
         if facts.session_key is not None or facts.prefix_keys:
             belief.cache.passed(facts, tokens, facts.prompt_tokens + tokens)

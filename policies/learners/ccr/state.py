@@ -5,7 +5,7 @@ which session, and which prompts are cached. Age tells on them: drift fades as i
 hour, and so do the logarithms of corrections.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from math import exp, isfinite, log
 from typing import Any
 
@@ -28,6 +28,7 @@ def export(pool: PoolBelief, backends: Mapping[str, BackendBelief]) -> dict[str,
         "classes": [{"key": list(kind.key), "budget": [kind.budget.ttft_s, kind.budget.inter_token_s,
                                                        kind.budget.e2e_s], **kind.export()}
                     for kind in list(pool.classes.values())],
+        "lengths": [{"key": list(key), **lengths.export()} for key, lengths in list(pool.lengths.items())],
         "backends": {name: {"drift": belief.drift.log_ratio, "prefill": belief.prefill.log_factor,
                             "decode": belief.decode.log_factor, "cache_tokens": belief.cache.capacity_tokens
                             if belief.cache.learned else None,
@@ -47,6 +48,10 @@ def restore(state: Mapping[str, Any], age_s: float, pool: PoolBelief,
     if isinstance(tails, Mapping):
         for name in TAILS:
             getattr(pool.tails, name).restore(tails.get(name), kept)
+    for row in _rows(state.get("lengths")):
+        key = _key(row)
+        if len(key) == 2 and len(pool.lengths) < MAX_CLASSES:
+            pool.made_lengths(key).restore(row, kept)
     for row in _rows(state.get("classes")):
         _restore_class(row, kept, pool)
     named = state.get("backends")
@@ -59,15 +64,23 @@ def _rows(value: object) -> list[Mapping[str, Any]]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
+def _key(row: Mapping[str, Any]) -> tuple[Hashable, ...]:
+    """The row's key; empty where it makes no sense."""
+    key = row.get("key")
+    if not isinstance(key, list) or not all(each is None or isinstance(each, str | int | float) for each in key):
+        return ()
+    return tuple(key)
+
+
 def _restore_class(row: Mapping[str, Any], kept: float, pool: PoolBelief) -> None:
-    key, promised = row.get("key"), row.get("budget")
-    if not (isinstance(key, list) and isinstance(promised, list) and len(promised) == 3):
+    key, promised = _key(row), row.get("budget")
+    if len(key) < 2 or not isinstance(promised, list) or len(promised) != 3:
         return
-    if not all(each is None or isinstance(each, str | int | float) for each in [*key, *promised]):
+    if not all(each is None or isinstance(each, int | float) for each in promised):
         return
-    if len(pool.classes) < MAX_CLASSES or tuple(key) in pool.classes:
-        kind = pool.classes.setdefault(tuple(key), ClassBelief(tuple(key), Budget(*promised)))
-        kind.restore(dict(row), kept)
+    if len(pool.classes) < MAX_CLASSES or key in pool.classes:
+        lengths = pool.made_lengths(key[:2])
+        pool.classes.setdefault(key, ClassBelief(key, Budget(*promised), lengths)).restore(row, kept)
 
 
 def _restore_backend(row: Mapping[str, Any], kept: float, age_s: float, belief: BackendBelief) -> None:
