@@ -289,16 +289,39 @@ async def test_where_the_hedge_fails_the_first_goes_on(tmp_path: Path, status: i
         assert (len(one.requests), len(two.requests)) == (1, 1)  # and none is hedged twice
 
 
-async def test_where_both_fail_the_client_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", ["first", "hedge"])
+async def test_where_both_fail_the_client_is_told_once(tmp_path: Path, last: str) -> None:
+    """Told is what the one said that failed last: until then there was hope."""
+    under_way, failed = asyncio.Event(), asyncio.Event()
+
+    def failing(status: int, *, is_last: bool) -> Script:
+        async def script(request: Received) -> None:
+            if is_last:
+                await failed.wait()
+                await asyncio.sleep(0.1)
+            else:
+                await under_way.wait()
+            await request.answer(status, {"error": {"message": f"said {status}"}})
+            failed.set()
+
+        return script
+
+    first, hedge = failing(500, is_last=last == "first"), failing(503, is_last=last == "hedge")
+
+    async def hedged(request: Received) -> None:
+        under_way.set()
+        await hedge(request)
+
     async with (
-        ScriptedBackend(status_after(0.6, 500)).serving() as one,
-        ScriptedBackend(status_after(0.3, 503)).serving() as two,
+        ScriptedBackend(first).serving() as one,
+        ScriptedBackend(hedged).serving() as two,
         gateway(tmp_path, fleet(one, two), **HEDGED) as process,
         client_of(process) as client,
     ):
         answer = await asked(client)
         # What is the request's own doing, by one of two, is not tried on a third.
-        assert (answer.status_code, len(one.requests), len(two.requests)) == (503, 1, 1)
+        told = 500 if last == "first" else 503
+        assert (answer.status_code, len(one.requests), len(two.requests)) == (told, 1, 1)
         await eventually(lambda: at_rest(process))
         assert sample(process, "headrace_requests_total") == 1
 
