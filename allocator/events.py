@@ -166,7 +166,10 @@ class BackendGone(_Event, frozen=True, tag="backend_gone"):
 
 
 class SupplyReported(_Event, frozen=True, tag="supply_reported"):
+    """`by_hand`: somebody says so, which ends what an earlier recall by hand keeps back."""
+
     supply: Supply
+    by_hand: bool = False
 
 
 class JobSubmitted(_Event, frozen=True, tag="job_submitted"):

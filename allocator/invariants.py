@@ -21,7 +21,7 @@ from allocator.events import (
     RunPlaced,
     StopOrdered,
 )
-from allocator.lending import away, offered
+from allocator.lending import away, offered, staying
 from allocator.loan.states import AWAY, RECALLABLE, LoanState
 from allocator.model.inventory import Condition, node_name
 from allocator.model.pools import PoolKind
@@ -228,6 +228,7 @@ def _decisions(before: World, event: Decided, after: World) -> Iterator[Violatio
     match event:
         case LoanOffered():
             yield from _floor(after, event.loan.lender, event.loan.card, "offered")
+            yield from _kept(after, event)
             if any(_kind(before, before.nodes[node_name(device)].pool) is not PoolKind.INFERENCE
                    for device in event.loan.devices):
                 yield Violation("I14", f"loan {event.loan.id} offers what is not the inference pool's")
@@ -251,6 +252,15 @@ def _decisions(before: World, event: Decided, after: World) -> Iterator[Violatio
             by_s = run.leave_by_s if run.stop_by_s is None else run.stop_by_s
             if by_s is None or event.at_s < by_s - before.config.rules.kill_margin_s - 1e-6:
                 yield Violation("I6", f"run {run.id} is killed before its time")
+
+
+def _kept(world: World, event: LoanOffered) -> Iterator[Violation]:
+    """I11: nor than people have left out when they called back."""
+    key = (event.loan.lender, event.loan.card)
+    kept = world.kept.get(key)
+    out = len(staying(world, *key)) + len(offered(world, *key))
+    if kept is not None and event.at_s < kept.until_s and out > kept.most_out:
+        yield Violation("I11", f"{out} {key[1]} of {key[0]} are out, {kept.most_out} may be after a recall by hand")
 
 
 def _floor(world: World, pool: str, card: str, what: str) -> Iterator[Violation]:

@@ -5,7 +5,8 @@ restart changes nothing for long.
 
     offer     a gang waits that fits with k more replicas, k ≤ lendable - away - offered, held for `surplus_hold_s`
               since the lender was last short of any card,
-              and k ≤ spare - loans that stay - offered: none that would be recalled as soon as it is lent
+              and k ≤ spare - loans that stay - offered: none that would be recalled as soon as it is lent;
+              and no more out than a recall by hand has left out, for `recall_keep_s` after it
     withdraw  an offer is older than `offer_ttl_s`, wanted by nobody, or more than either
     recall    spare < loans that stay: the difference, by `allocator.recall`, due in the loan's grace
     give back no run on it for `idle_return_s`, and no waiting gang has its reservation there
@@ -13,12 +14,14 @@ restart changes nothing for long.
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from allocator.estimate import duration_s, expected_end_s, lost_unit_s
 from allocator.events import ClaimMade, Event, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn
 from allocator.loan.loan import Loan
 from allocator.loan.states import AWAY, LoanState
-from allocator.model.inventory import Backend, BackendState, Supply
+from allocator.model.inventory import Backend, BackendState, Kept, Supply
 from allocator.model.jobs import JobState, Run
 from allocator.model.pools import PoolKind
 from allocator.model.world import Claim, World
@@ -27,7 +30,7 @@ from allocator.placement.topology import grouped, joined, without
 from allocator.queueing.bench import Bench, memory_fits, why
 from allocator.queueing.fitting import may_borrow, place_near_data
 from allocator.queueing.passing import Waiting
-from allocator.reasons import Reason
+from allocator.reasons import Pending, Reason
 from allocator.recall import choose_cells
 
 JOBS_OFFERED_TO = 8
@@ -59,10 +62,18 @@ def _loans_of(world: World, pool: str, card: str) -> Sequence[Loan]:
     return known.get((pool, card), ())
 
 
-def _may_go(world: World, supply: Supply) -> int:
-    """How many more may be away now, offers among them, by both figures of the lender."""
-    return min(supply.lendable - away(world, supply.pool, supply.card),
-               max(0, supply.spare) - len(staying(world, supply.pool, supply.card)))
+def keeps(world: World, pool: str, card: str, now_s: float) -> Kept | None:
+    """What a recall by hand keeps with its lender at this time."""
+    kept = world.kept.get((pool, card))
+    return kept if kept is not None and now_s < kept.until_s else None
+
+
+def _may_go(world: World, supply: Supply, now_s: float) -> int:
+    """How many more may be away now, offers among them, by both figures of the lender and what people have said."""
+    out = len(staying(world, supply.pool, supply.card))
+    kept = keeps(world, supply.pool, supply.card, now_s)
+    by_hand = [kept.most_out - out] if kept is not None else []
+    return min(supply.lendable - away(world, supply.pool, supply.card), max(0, supply.spare) - out, *by_hand)
 
 
 def recall_slack(world: World, now_s: float) -> Iterator[Event]:
@@ -112,7 +123,7 @@ def withdraw(world: World, now_s: float) -> Iterator[Event]:
             yield _withdrawn(world, loan, now_s, Reason.OFFER_EXPIRED)
     for (pool, card), supply in world.supplies.items() if world.loans else ():
         pending = [loan for loan in offered(world, pool, card) if loan.id not in gone]
-        over = len(pending) - _may_go(world, supply)
+        over = len(pending) - _may_go(world, supply, now_s)
         for loan in sorted(pending, key=lambda loan: -loan.epoch)[:max(0, over)]:
             yield _withdrawn(world, loan, now_s, Reason.SURPLUS_GONE)
 
@@ -184,7 +195,7 @@ def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
                 or not now_s - supply.at_s <= rules.supply_fresh_s):
             continue
         held = sum(now_s - since_s >= rules.surplus_hold_s for since_s in supply.held_since_s)
-        may = min(held - away(world, pool, card), _may_go(world, supply)) - len(offered(world, pool, card))
+        may = min(held - away(world, pool, card), _may_go(world, supply, now_s)) - len(offered(world, pool, card))
         if may <= 0:
             continue
         candidates = [backend for backend in world.backends.values()
@@ -192,6 +203,27 @@ def _lenders(world: World, now_s: float) -> Iterator[_Lender]:
                       and backend.name not in world.loans and _lendable(world, backend)]
         if candidates:
             yield _Lender(supply, sorted(candidates, key=lambda backend: (_where(world, backend), backend.name)), may)
+
+
+class HeldBack(NamedTuple):
+    """Why a lender offers no more of a card, and until when that is sure to be so."""
+
+    code: Pending
+    until_s: float
+
+
+def held_back(world: World, supply: Supply, now_s: float) -> HeldBack | None:
+    """What keeps a lender from offering one more; `None` where nothing does."""
+    rules, pool, card = world.config.rules, supply.pool, supply.card
+    out, pending, gone = len(staying(world, pool, card)), len(offered(world, pool, card)), away(world, pool, card)
+    most = min(supply.lendable - gone, max(0, supply.spare) - out)
+    if most <= pending or now_s - supply.at_s > rules.supply_fresh_s:
+        return HeldBack(Pending.NO_SURPLUS, inf)
+    kept = keeps(world, pool, card, now_s)
+    if kept is not None and kept.most_out <= out + pending:
+        return HeldBack(Pending.KEPT_BY_HAND, kept.until_s)
+    holds_s = supply.held_since_s[gone + pending] + rules.surplus_hold_s
+    return HeldBack(Pending.SURPLUS_NEW, holds_s) if holds_s > now_s else None
 
 
 def _lendable(world: World, backend: Backend) -> bool:

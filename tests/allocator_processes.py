@@ -29,7 +29,8 @@ TRAINING_NODE, INFERENCE_NODE = f"t{os.getpid()}", f"i{os.getpid()}"
 """Names that no other run of the tests on this machine has: what it left on a device would keep ours off it."""
 GRACE_S = 20.0
 QUICK = {"tick_s": 0.2, "grace_s": GRACE_S, "kill_margin_s": 1.0, "surplus_hold_s": 0.0, "min_run_s": 0.0,
-         "idle_return_s": 0.5, "promised_min_s": 600.0, "quarantine_after_s": 5.0, "max_recalls": 100}
+         "idle_return_s": 0.5, "promised_min_s": 600.0, "quarantine_after_s": 5.0,
+         "max_recalls": 100, "restart_pause_s": 0.1, "recall_keep_s": 0.0}
 SAVES_AND_GOES = SAVES + "acknowledge()\n"
 STEPS = "loadtest.training_job"
 

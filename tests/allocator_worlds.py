@@ -33,7 +33,8 @@ TRAINING = Pool("training", PoolKind.TRAINING, {"pool": "training"})
 INFERENCE = Pool("inference", PoolKind.INFERENCE, {"pool": "inference"})
 CHECKPOINT = Checkpoint(every_s=None, takes_s=5.0, restart_s=10.0)
 RULES = Rules(grace_s=60.0, kill_margin_s=5.0, surplus_hold_s=0.0, supply_fresh_s=1e9, min_run_s=0.0,
-              offer_ttl_s=100.0, idle_return_s=30.0, quarantine_after_s=100.0, promised_min_s=1800.0)
+              offer_ttl_s=100.0, idle_return_s=30.0, quarantine_after_s=100.0, promised_min_s=1800.0,
+              restart_pause_s=0.0, recall_keep_s=0.0)
 E = TypeVar("E")
 
 

@@ -141,6 +141,8 @@ def devices_judged(world: World, event: DevicesJudged) -> World | str:
         node = world.nodes.get(node_name(device))
         if node is None or device not in devices_of(node.name, node.devices):
             return f"device {device} is unknown"
+        if event.condition is Condition.CORDONED and device in conditions:
+            continue    # out of service already, and for a stricter reason: only a cordon is lifted without evidence
         if event.condition is not Condition.HEALTHY:
             conditions[device] = event.condition
         elif conditions.pop(device, Condition.CORDONED) is not Condition.CORDONED:
@@ -209,7 +211,10 @@ def supply_reported(world: World, event: SupplyReported) -> World | str:
     held = known.held_since_s[:supply.lendable] if known else ()
     held += (event.at_s,) * (supply.lendable - len(held))
     taken = Supply(supply.pool, supply.card, supply.lendable, supply.spare, event.at_s, held)
-    return world.evolved(supplies={**world.supplies, key: taken})
+    changes: dict[str, object] = {"supplies": {**world.supplies, key: taken}}
+    if event.by_hand and key in world.kept:
+        changes["kept"] = {other: kept for other, kept in world.kept.items() if other != key}
+    return world.evolved(**changes)
 
 
 def pool_ending(world: World, event: PoolEnding) -> World | str:

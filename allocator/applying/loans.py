@@ -13,7 +13,7 @@ from allocator.events import (
 )
 from allocator.loan.loan import Loan, recalled, stepped
 from allocator.loan.states import TERMINAL, LoanState, Step
-from allocator.model.inventory import Condition
+from allocator.model.inventory import Condition, Kept
 from allocator.model.pools import PoolKind
 from allocator.model.world import World
 from allocator.reasons import Reason
@@ -74,18 +74,35 @@ def loan_recalled(world: World, event: LoanRecalled) -> World | str:
                      empty=world.is_empty(loan.devices))
     if after is None or after == loan:
         return f"loan {loan.id}: a recall changes nothing while it is {loan.state.value}"
-    return kept(_doubted(world, loan.lender, event.at_s) if event.why.reason in _FOR_WANT else world, after)
+    world = _doubted(kept(world, after), loan, event)
+    return _called_back(world, loan, event.at_s) if event.why.reason in _BY_HAND else world
 
 
 _FOR_WANT = frozenset({Reason.SLACK_NEGATIVE, Reason.P99_EMERGENCY})
+_BY_HAND = frozenset({Reason.OPERATOR, Reason.P99_EMERGENCY})
 
 
-def _doubted(world: World, lender: str, now_s: float) -> World:
+def _doubted(world: World, loan: Loan, event: LoanRecalled) -> World:
     """A lender that runs short of one card has seen no surplus of any: what is left of it has to hold anew. Replicas of
-    other cards serve the same demand, and who is called back from one would only be called back from the next."""
+    other cards serve the same demand, and who is called back from one would only be called back from the next. Who
+    takes one back by hand speaks of its card alone."""
+    cards = {key for key in world.supplies if key[0] == loan.lender
+             and (event.why.reason in _FOR_WANT or key[1] == loan.card)}
     return world.evolved(supplies={
-        key: replace(supply, held_since_s=(now_s,) * len(supply.held_since_s)) if supply.pool == lender else supply
+        key: replace(supply, held_since_s=(event.at_s,) * len(supply.held_since_s)) if key in cards else supply
         for key, supply in world.supplies.items()})
+
+
+def _called_back(world: World, loan: Loan, now_s: float) -> World:
+    """Who takes back by hand says that the capacity is needed, and knows more than the figures do: for a while no more
+    is out than this recall leaves out. A recall meanwhile begins that time anew, with the lower of the two numbers."""
+    key = (loan.lender, loan.card)
+    out = sum((other.lender, other.card) == key and other.recall_deadline_s is None
+              and other.state in (LoanState.OFFERED, LoanState.LENT) for other in world.loans.values())
+    known = world.kept.get(key)
+    if known is not None and now_s < known.until_s:
+        out = min(out, known.most_out)
+    return world.evolved(kept={**world.kept, key: Kept(out, now_s + world.config.rules.recall_keep_s)})
 
 
 def _moved(world: World, name: str, epoch: int, step: Step, now_s: float) -> World | str:

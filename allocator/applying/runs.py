@@ -17,6 +17,7 @@ from allocator.events import (
     StopOrdered,
 )
 from allocator.model.jobs import JobState, Outcome, Run, RunPhase
+from allocator.model.pools import Rules
 from allocator.model.world import World
 from allocator.reasons import Reason
 
@@ -94,7 +95,7 @@ def run_broke(world: World, event: RunBroke) -> World | str:
         return run
     if run.phase not in (RunPhase.STARTING, RunPhase.RUNNING):
         return f"run {run.id} is {run.phase.value}"
-    return _with_run(world, replace(run, phase=RunPhase.BROKEN, outcome=Outcome.FAILED))
+    return _with_run(world, replace(run, phase=RunPhase.BROKEN, outcome=Outcome.FAILED, said=event.detail))
 
 
 def run_progressed(world: World, event: RunProgressed | CheckpointAcknowledged) -> World | str:
@@ -124,7 +125,8 @@ def run_exited(world: World, event: RunExited) -> World | str:
         return run
     if run.phase is RunPhase.EXITED:
         return f"run {run.id} has exited before"
-    return _with_run(world, replace(run, phase=RunPhase.EXITED, outcome=event.outcome))
+    return _with_run(world, replace(run, phase=RunPhase.EXITED, outcome=event.outcome,
+                                    said=event.detail or run.said))
 
 
 def run_reachable(world: World, event: RunReachable) -> World | str:
@@ -173,6 +175,12 @@ def let_go(world: World, run: Run, devices: frozenset[str], now_s: float) -> Wor
 _FOR_OTHERS = frozenset({Reason.LOAN_RECALLED, Reason.RECLAIMED, Reason.PRIORITY})
 
 
+def _pause_s(rules: Rules, crashes: int) -> float:
+    """How long a job waits after so many crashes: what fails at once would else use up its tries in seconds."""
+    doublings = min(crashes - 1, 60)      # more of them are beyond any bound, and beyond a float in the end
+    return float(min(rules.restart_pause_max_s, rules.restart_pause_s * 2.0 ** doublings))
+
+
 def _job_after(world: World, state: JobState, run: Run, now_s: float) -> World:
     # A lost node is nobody's fault, and whoever is told to stop may well exit with an error.
     failed = run.outcome is Outcome.FAILED or (run.outcome is Outcome.STOPPED and not run.stop_reason)
@@ -181,7 +189,9 @@ def _job_after(world: World, state: JobState, run: Run, now_s: float) -> World:
     if run.outcome is Outcome.COMPLETED or state.cancelled or crashes > world.config.rules.max_restarts:
         return without_job(world, run.job)
     recalls = state.recalls + (run.stop_reason in _FOR_OTHERS)
-    waiting = replace(state, run=None, crashes=crashes, recalls=recalls, waiting_since_s=now_s)
+    not_before_s = now_s + _pause_s(world.config.rules, crashes) if crashed else 0.0
+    waiting = replace(state, run=None, crashes=crashes, recalls=recalls, unsaved=state.unsaved + (run.saved is False),
+                      waiting_since_s=now_s, not_before_s=not_before_s)
     return world.evolved(jobs={**world.jobs, run.job: waiting})
 
 

@@ -32,6 +32,27 @@ def check_config(config: Config, nodes: Iterable[Node] = (), coefficients: Coeff
     return config
 
 
+def oddities(config: Config, nodes: Iterable[Node], coefficients: Coefficients) -> list[str]:
+    """What may be meant so, and probably is not: guarantees for which a pool has not the devices."""
+    have: dict[tuple[str, str], float] = {}
+    for node in nodes:
+        for name in matching_pools(config.pools, node.labels):
+            pool = config.pool(name)
+            key = UNITS if pool is not None and pool.currency is Currency.UNITS else node.card
+            amount = node.devices * (coefficients.scalar(node.card) if key == UNITS else 1.0)
+            have[name, key] = have.get((name, key), 0.0) + amount
+    promised: dict[tuple[str, str], float] = {}
+    for queue in config.queues:
+        pool = pool_of_queue(config, queue.name)
+        if pool is None:
+            continue
+        for key, quota in queue.quotas.items():
+            promised[pool.name, key] = promised.get((pool.name, key), 0.0) + quota.nominal
+    return [f"pool {name}: its queues are promised {total:g} {key} in all, and it has {have.get((name, key), 0.0):g}; "
+            "the rest of the guarantee can only come from loans"
+            for (name, key), total in promised.items() if total > have.get((name, key), 0.0) + 1e-9]
+
+
 def node_faults(config: Config, node: Node, coefficients: Coefficients | None) -> list[str]:
     """What is wrong with a node under this declaration."""
     faults = []

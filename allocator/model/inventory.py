@@ -78,6 +78,15 @@ class Backend:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What people have called back of one pool and card stays there, whatever the surplus."""
+
+    most_out: int
+    """Replicas that may be lent or offered meanwhile: as many as the recall has left."""
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Supply:
     """What an inference pool can do without of one card, in whole replicas, lent ones included (`lendable`)."""
 

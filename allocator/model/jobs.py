@@ -36,7 +36,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hours of the week in which a job may run: minutes of the local day; an end before its start is past midnight."""
+    """Hours of the week in which a job may run: minutes of the local day. An end before its start is past midnight, one
+    that is equal to it a whole day later."""
 
     opens_minute: int
     closes_minute: int
@@ -55,6 +56,14 @@ class Window:
             if weekday in self.days and 0.0 <= since_open_s < length_s:
                 return length_s - since_open_s
         return None
+
+    def opens_in_s(self, wall_s: float) -> float:
+        """Seconds until it opens next; 0 where it does so now."""
+        local_s = wall_s + self.utc_offset_s
+        day = local_s // 86400.0
+        ahead = [(day + days) * 86400.0 + self.opens_minute * 60.0 - local_s for days in range(8)
+                 if int(day + days + 3) % 7 in self.days]
+        return min((left_s for left_s in ahead if left_s >= 0.0), default=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,10 @@ class Job:
         open_s = [left for window in self.windows if (left := window.closes_in_s(wall_s)) is not None]
         return max(open_s, default=None)
 
+    def opens_in_s(self, wall_s: float) -> float:
+        """Seconds until the first of its windows opens; infinite without windows."""
+        return min((window.opens_in_s(wall_s) for window in self.windows), default=float("inf"))
+
 
 def job_fault(job: Job) -> str | None:
     """Why a job cannot be taken at all, or `None`."""
@@ -118,9 +131,13 @@ class JobState:
     recalls: int = 0
     """Times it was stopped for somebody else."""
     crashes: int = 0
+    unsaved: int = 0
+    """Times it was told to save and go, and ended without having saved."""
     done_unit_s: float = 0.0
     """Work that is safe in a checkpoint."""
     waiting_since_s: float = 0.0
+    not_before_s: float = 0.0
+    """Its next try, after a crash."""
     cancelled: bool = False
 
 
@@ -137,6 +154,10 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+_UNASKED = frozenset({"", "gang_broken", "leftovers"})
+"""Reasons to clear away what is left of a run that has ended by itself: there is nothing to save any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +197,23 @@ class Run:
     """The job says that its checkpoint is written."""
     killed_s: float | None = None
     outcome: Outcome | None = None
+    said: str = ""
+    """What the execution engine said of its end."""
     unreachable: bool = False
     """Its execution engine does not answer: nothing is known, so nothing is assumed."""
 
     @property
     def stopping(self) -> bool:
         return self.stop_by_s is not None or self.phase in (RunPhase.BROKEN, RunPhase.EXITED)
+
+    @property
+    def saved(self) -> bool | None:
+        """Whether it saved when it was told to go; `None` while that is open, and where nothing was asked of it."""
+        if self.checkpoint is None or self.outcome is Outcome.COMPLETED or self.stop_reason in _UNASKED:
+            return None
+        if self.acknowledged:
+            return True
+        return False if self.phase is RunPhase.EXITED or self.killed_s is not None else None
 
     def safe_age_s(self, now_s: float) -> float:
         """Seconds of work that would be lost if it ended now without a checkpoint."""

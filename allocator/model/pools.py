@@ -85,6 +85,8 @@ class Rules:
     offer_ttl_s: float = 300.0
     surplus_hold_s: float = 120.0
     """A surplus is offered once it has held this long."""
+    recall_keep_s: float = 1800.0
+    """What was recalled by hand is not lent again for this long."""
     supply_fresh_s: float = 60.0
     """An older supply report offers nothing."""
     idle_return_s: float = 30.0
@@ -107,6 +109,10 @@ class Rules:
     """Waiting for a faster card must be predicted to finish this many times sooner than starting at once elsewhere."""
     max_restarts: int = 3
     """Failed starts and crashes of a job before it is given up. Recalls do not count."""
+    restart_pause_s: float = 10.0
+    """Between a crash of a job and its next try; twice as long after each further one."""
+    restart_pause_max_s: float = 600.0
+    """No pause is longer."""
     warn_before_s: float = 86400.0
     """Notice before a transitional pool ends."""
     site_gbps: float = 10.0

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from allocator.loan.loan import Loan
-from allocator.model.inventory import Backend, Condition, Node, Supply
+from allocator.model.inventory import Backend, Condition, Kept, Node, Supply
 from allocator.model.jobs import JobState, Run
 from allocator.model.pools import Config
 from allocator.units.table import Coefficients
@@ -51,6 +51,8 @@ class World:
     backends: Mapping[str, Backend] = field(default_factory=dict)
     supplies: Mapping[tuple[str, str], Supply] = field(default_factory=dict)
     """By (pool, card)."""
+    kept: Mapping[tuple[str, str], Kept] = field(default_factory=dict)
+    """By (pool, card): after recalls by hand. One that is over has no effect, and is left until the next."""
     served_ms: Mapping[tuple[str, str, str, str], int] = field(default_factory=dict)
     """(queue, card, family, coefficients) → device-milliseconds of what is over. Whole numbers: they add up exactly."""
     warned: frozenset[str] = frozenset()

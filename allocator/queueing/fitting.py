@@ -15,6 +15,7 @@ from allocator.model.jobs import JobState, Kind
 from allocator.picture import Free
 from allocator.placement.topology import joined, place, without
 from allocator.queueing.bench import Bench, memory_fits
+from allocator.reasons import Pending
 
 
 class Start(NamedTuple):
@@ -120,14 +121,20 @@ def keep_whole(bench: Bench, free: Free, size: int) -> Free:
 
 def may_borrow(bench: Bench, state: JobState, length_s: float) -> bool:
     """Whether a loan is worth starting for this job."""
+    return no_loan(bench, state, length_s) is None
+
+
+def no_loan(bench: Bench, state: JobState, length_s: float) -> Pending | None:
+    """Why lent devices are not for this job; `None` where they are."""
     rules, checkpoint = bench.world.config.rules, state.job.checkpoint
     if state.recalls >= rules.max_recalls:
-        return False
+        return Pending.RECALLED_TOO_OFTEN
     if checkpoint is None:
-        return length_s <= rules.promised_min_s
+        return None if length_s <= rules.promised_min_s else Pending.LOAN_TOO_SHORT
     lasts_s = min(rules.promised_min_s, length_s)
     # One restart is sure to come with the recall.
-    return loan_worth(lasts_s, 1, checkpoint.restart_s) >= rules.min_loan_worth
+    is_worth = loan_worth(lasts_s, 1, checkpoint.restart_s) >= rules.min_loan_worth
+    return None if is_worth else Pending.LOAN_NOT_WORTH
 
 
 def promise_covers(bench: Bench, devices: tuple[str, ...], length_s: float) -> bool:

@@ -1,11 +1,13 @@
 """What keeps a job from a pool or a card before devices come into it: the causes that waiting alone does not cure."""
 
+from allocator.estimate import duration_s
 from allocator.model.jobs import Job, JobState
 from allocator.model.pools import Pool, PoolKind, pool_of_queue
 from allocator.model.world import World
 from allocator.picture import Free
 from allocator.placement.topology import grouped, place
 from allocator.queueing.bench import Bench, Verdict, memory_fits
+from allocator.queueing.fitting import no_loan
 from allocator.reasons import Pending
 
 
@@ -41,7 +43,11 @@ def cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]
     if known is None:
         known = memo[alike] = _cards_for(bench, state)
     able, verdict = known
-    return able, verdict and Verdict(job.id, verdict.code, verdict.facts)
+    if verdict is not None:
+        return able, Verdict(job.id, verdict.code, verdict.facts)
+    misses = {card: found for card in able if (found := _without_loans(bench, state, card)) is not None}
+    able = [card for card in able if card not in misses]
+    return able, None if able else next(iter(misses.values()))
 
 
 def _cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None]:
@@ -75,6 +81,27 @@ def _cards_for(bench: Bench, state: JobState) -> tuple[list[str], Verdict | None
         return able, None
     _, code, facts = max(misses, key=lambda miss: miss[0])
     return [], Verdict(job.id, code, facts | {"rejected": "; ".join(f"{f['card']}: {c.value}" for _, c, f in misses)})
+
+
+def _without_loans(bench: Bench, state: JobState, card: str) -> Verdict | None:
+    """Why the job cannot have this card: the pool's own do not make a gang, and lent ones are not for it."""
+    job, key = state.job, (bench.pool.name, card)
+    healthy = bench.picture.healthy.get(key, 0)
+    if healthy >= job.gang_min:
+        return None
+    lengths_s = [duration_s(bench.world, state, card, devices) for devices in (job.gang_min, job.gang_max)]
+    misses = [no_loan(bench, state, length_s) for length_s in lengths_s]
+    if None in misses:
+        return None
+    facts: dict[str, object] = {"card": card, "needs": job.gang_min}
+    if bench.picture.inventory.get(key, 0) >= job.gang_min:
+        return Verdict(job.id, Pending.NOT_HEALTHY, facts | {"healthy": healthy})
+    rules, code = bench.world.config.rules, misses[0]
+    assert code is not None
+    return Verdict(job.id, code, facts | {
+        "have": healthy, "takes_s": lengths_s[0], "is_assumed": job.work_unit_s is None,
+        "promised_s": rules.promised_min_s, "restart_s": job.checkpoint.restart_s if job.checkpoint else 0.0,
+        "recalls": state.recalls})
 
 
 def _to_come(bench: Bench, *, healed: bool) -> dict[str, int]:

@@ -7,8 +7,9 @@
 4. Those that wait within their guarantee take it back from borrowers (`reclaiming`).
 5. For those that still wait, replicas that inference can do without are offered (`lending`).
 
-A job that can never start, or not at this time of the week, is set aside with the reason before anybody is put in
-order: it stands in nobody's way (P58, P64), also not at the head of its queue, where it would rank those behind it.
+A job that can never start, or not at this time (of the week, or after a crash), is set aside with the reason before
+anybody is put in order: it stands in nobody's way (P58, P64), also not at the head of its queue, where it would rank
+those behind it.
 """
 
 from collections.abc import Callable
@@ -150,7 +151,11 @@ def _able(bench: Bench, waiting: list[JobState]) -> dict[str, list[str]]:
         if verdict is not None:
             bench.verdicts[state.job.id] = verdict
         elif state.job.closes_in_s(bench.world.wall_s(bench.now_s)) is None:
-            bench.wait(state, Pending.WINDOW_CLOSED)
+            opens_in_s = state.job.opens_in_s(bench.world.wall_s(bench.now_s))
+            bench.wait(state, Pending.WINDOW_CLOSED, at_s=bench.now_s + opens_in_s)
+        elif bench.now_s < state.not_before_s:
+            bench.wait(state, Pending.CRASHED, crashes=state.crashes, at_s=state.not_before_s,
+                       tries=bench.world.config.rules.max_restarts + 1)
         else:
             able[state.job.id] = cards
     return able

@@ -14,6 +14,7 @@ guarantee afterwards and whoever lost would be borrowing again, so it cannot tak
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from allocator.estimate import duration_s, lost_unit_s
 from allocator.events import ClaimMade, Event, StopOrdered
@@ -78,9 +79,8 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
             if found is None:
                 search.in_vain.add(alike)
                 continue
-            victims, devices = found
-            search.spoken_for |= {run.id for run in victims}
-            events += _orders(bench, waiting.state, card, victims, devices)
+            search.spoken_for |= {victim.run.id for victim in found.victims}
+            events += _orders(bench, waiting.state, card, found)
             break
     return events
 
@@ -97,7 +97,7 @@ def _alike(search: _Search, state: JobState, card: str) -> tuple[object, ...]:
             job.widest, job.data_site, has_reservation, on_loans)
 
 
-def _take_back(search: _Search, state: JobState, card: str) -> tuple[list[Run], tuple[str, ...]] | None:
+def _take_back(search: _Search, state: JobState, card: str) -> "_Found | None":
     job, bench = state.job, search.bench
     candidates = _candidates(search, state, card)
     if not candidates:
@@ -110,8 +110,8 @@ def _take_back(search: _Search, state: JobState, card: str) -> tuple[list[Run], 
         # The cheapest victims leave fragments. Those of one node may not.
         attempts = [found for runs in _by_node(candidates, free, job.gang_min)
                     if (found := _attempt(bench, state, card, free, runs)) is not None]
-        found = min(attempts, key=lambda found: sum(victim.lost for victim in found[0]), default=None)
-    return ([victim.run for victim in found[0]], found[1]) if found is not None else None
+        found = min(attempts, key=lambda found: sum(victim.lost for victim in found.victims), default=None)
+    return found
 
 
 def _by_node(candidates: list[Candidate], free: Free, devices: int) -> list[list[Candidate]]:
@@ -162,7 +162,12 @@ class _Room:
         return count >= self._devices
 
 
-_Found = tuple[list[Candidate], tuple[str, ...]]
+class _Found(NamedTuple):
+    """Whom to stop, where the gang then stands, and all that it could stand on."""
+
+    victims: list[Candidate]
+    devices: tuple[str, ...]
+    room: Free
 
 
 def _attempt(bench: Bench, state: JobState, card: str, free: Free, candidates: list[Candidate]) -> _Found | None:
@@ -207,7 +212,7 @@ def _filled_back(bench: Bench, state: JobState, free: Free, stopping: Stopping, 
         needed, let_off = _needed(bench, state, free, victims, left, devices, admits_back, stopping.stop)
     still = without(free, [device for victim in let_off for found in left[victim.run.id].values() for device in found])
     placed = place_near_data(bench, state, still, state.job.gang_min)
-    return (needed, placed) if placed is not None else None
+    return _Found(needed, placed, still) if placed is not None else None
 
 
 def _needed(bench: Bench, state: JobState, free: Free, victims: list[Candidate], left: dict[str, Free],
@@ -283,8 +288,8 @@ def _free(bench: Bench, state: JobState, card: str) -> Free:
                           for device in other.devices])
 
 
-def _orders(bench: Bench, state: JobState, card: str, victims: list[Run], devices: tuple[str, ...]) -> list[Event]:
-    rules, job = bench.world.config.rules, state.job
+def _orders(bench: Bench, state: JobState, card: str, found: _Found) -> list[Event]:
+    rules, job, victims = bench.world.config.rules, state.job, [victim.run for victim in found.victims]
     deadline_s = bench.now_s + rules.grace_s
     events: list[Event] = []
     for run in victims:
@@ -293,10 +298,25 @@ def _orders(bench: Bench, state: JobState, card: str, victims: list[Run], device
                                   why=bench.why(reason, f"for {job.id}")))
         bench.ledger.use(run.queue, run.card, run.family, -len(run.devices),
                          bench.world.tables.get(run.coefficients))
-    claim = Claim(job.id, bench.pool.name, card, devices, bench.now_s, deadline_s + rules.quarantine_after_s)
     foreign = any(run.queue != job.queue for run in victims)
+    devices = _as_large_as_can_be(bench, state, card, found, guaranteed=foreign)
+    claim = Claim(job.id, bench.pool.name, card, devices, bench.now_s, deadline_s + rules.quarantine_after_s)
     events.append(ClaimMade(at_s=bench.now_s, claim=claim,
                             why=bench.why(Reason.RECLAIMED if foreign else Reason.PRIORITY)))
     bench.take(card, devices, None)
     bench.ledger.use(job.queue, card, job.family, len(devices))
     return events
+
+
+def _as_large_as_can_be(bench: Bench, state: JobState, card: str, found: _Found, *,
+                        guaranteed: bool) -> tuple[str, ...]:
+    """An elastic gang takes all that the runs leave that it has stopped anyway, as far as its quota goes: what others
+    lose for it stays within its guarantee (I13)."""
+    job, ledger = state.job, bench.ledger
+    for size in range(min(job.gang_max, sum(map(len, found.room.values()))), len(found.devices), -1):
+        is_ours = (not ledger.borrows(job.queue, card, job.family, size) if guaranteed
+                   else ledger.admits(job.queue, card, job.family, size))
+        devices = place_near_data(bench, state, found.room, size) if is_ours else None
+        if devices is not None:
+            return devices
+    return found.devices

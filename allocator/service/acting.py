@@ -31,6 +31,7 @@ from allocator.execution.engine import (
     StaleEpoch,
 )
 from allocator.execution.values import Evidence, Receipt, Released, ReleaseProof, Verdict
+from allocator.loan.states import LoanState
 from allocator.model.inventory import Condition
 from allocator.queueing.bench import why
 from allocator.reasons import Reason
@@ -152,6 +153,10 @@ class Acting:
         alarm = (loan.id, loan.epoch, loan.state.value)
         if alarm not in self._alarmed:
             self._alarmed.add(alarm)
+            if loan.state is LoanState.OVERDUE and self.keeper.world.is_empty(loan.devices):
+                log.error("loan %s of %s is overdue; %s are proven idle and go home once they are probed", loan.id,
+                          loan.lender, ", ".join(loan.devices))
+                return
             log.error("ALARM: loan %s of %s is %s; %s must come back by hand if nothing else does", loan.id,
                       loan.lender, loan.state.value, ", ".join(loan.devices))
 

@@ -165,8 +165,11 @@ def build(config: AllocatorConfig, folder: Path) -> tuple[Declared | None, list[
 
 
 def _found(config: AllocatorConfig, fault: str) -> Finding:
-    """A sentence of the core's lint with the place that it is about: it begins with `node x`, `pool x` or `queue x`."""
+    """A sentence of the core's lint with the place that it is about: `node x`, `pool x`, `queue x` or `rules: x`."""
     kind, _, rest = fault.partition(" ")
+    if kind == "rules:":
+        setting, _, said = rest.partition(" ")
+        return Finding(("rules", setting), said)
     name, _, message = rest.partition(": ")
     name, _, detail = name.partition(", ")
     known: dict[str, Iterable[str]] = {

@@ -59,7 +59,8 @@ class WindowSection(Section):
     """Hours of the week in which it may run."""
 
     opens: TimeOfDay = Field(description="Local time.", examples=["22:00"])
-    closes: TimeOfDay = Field(description="Local time; before `opens`: on the next day.", examples=["06:00"])
+    closes: TimeOfDay = Field(
+        description="Local time; before `opens`: on the next day; equal: a whole day later.", examples=["06:00"])
     days: Annotated[tuple[Day, ...], Field(min_length=1, max_length=7, strict=False)] = Field(
         default=_DAYS, description="On which it opens.", examples=[["sat", "sun"]])
     utc_offset_h: Annotated[float, Field(ge=-24, le=24)] = Field(

@@ -77,7 +77,8 @@ async def recall(keeper: Keeper, asked: Recall) -> dict[str, Any]:
         due_s = loan.recall_deadline_s if loan else None
         found.append({"loan": name, "state": loan.state.value if loan else "over",
                       "due_in_s": None if due_s is None else due_s - now_s})
-    return {"recalled": found, "refused": [text for _, text in outcome.refused]}
+    return {"recalled": found, "refused": [text for _, text in outcome.refused],
+            "kept_for_s": keeper.world.config.rules.recall_keep_s}
 
 
 def _recalls(world: World, asked: Recall, now_s: float) -> list[Event]:
@@ -92,8 +93,12 @@ def _recalls(world: World, asked: Recall, now_s: float) -> list[Event]:
     if world.config.pool(asked.target) is None:
         known = ", ".join(sorted({*world.loans, *(pool.name for pool in world.config.pools)}))
         raise ApiError(404, "unknown_target", f"There is no loan and no pool {asked.target}. Known: {known}.")
+    # Whoever wants all of it back wants no more to go, either.
+    events: list[Event] = [
+        LoanRecalled(at_s=now_s, loan=one.id, epoch=one.epoch, deadline_s=now_s + one.grace_s, why=why(world, reason))
+        for one in world.loans.values() if asked.replicas is None and one.state is LoanState.OFFERED
+        and one.lender == asked.target and asked.card in (None, one.card)]
     cards = {one.card for one in world.loans.values() if one.lender == asked.target and asked.card in (None, one.card)}
-    events: list[Event] = []
     for card in sorted(cards):
         out = staying(world, asked.target, card)
         count = len(out) if asked.replicas is None else min(asked.replicas - len(events), len(out))
@@ -119,10 +124,13 @@ async def judge(keeper: Keeper, asked: Devices) -> None:
 
 
 async def tell_supply(keeper: Keeper, lender: Lender, asked: SupplyBody) -> None:
-    """What an inference pool can do without, until it is told anew. Raises ApiError."""
+    """What an inference pool can do without, until it is told anew; ends what recalls by hand keep back of it.
+
+    Raises ApiError.
+    """
     supply = Supply(asked.pool, asked.card, asked.lendable, asked.spare)
     lender.tell(supply)
-    await _must(keeper, SupplyReported(at_s=keeper.clock.now_s(), supply=supply))
+    await _must(keeper, SupplyReported(at_s=keeper.clock.now_s(), supply=supply, by_hand=True))
 
 
 async def _must(keeper: Keeper, event: Event) -> None:

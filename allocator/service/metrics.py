@@ -51,6 +51,7 @@ class AllocatorMetrics:
     recall: Histogram = field(init=False)
     overdue: Counter = field(init=False)
     lost: Counter = field(init=False)
+    unsaved: Counter = field(init=False)
     moves: Counter = field(init=False)
     _sums: dict[str, list[float]] = field(default_factory=lambda: {"wait": [0, 0], "jct": [0, 0]})
 
@@ -66,6 +67,8 @@ class AllocatorMetrics:
                                registry=registry)
         self.lost = Counter(f"{prefix}lost_unit_seconds", "Work of stopped runs that no checkpoint held.",
                             ("queue", "reason"), registry=registry)
+        self.unsaved = Counter(f"{prefix}unsaved", "Runs that were told to save and ended without.", ("queue",),
+                               registry=registry)
         self.moves = Counter(f"{prefix}moves", "Changes of state of jobs and loans.", ("what", "became"),
                              registry=registry)
         registry.register(_Levels(self))
@@ -86,6 +89,8 @@ class AllocatorMetrics:
             self._add("wait", figures["wait_s"])
         if figures.get("lost_unit_s", 0.0) > 0.0:
             self.lost.labels(figures["queue"], move.reason).inc(figures["lost_unit_s"])
+        if figures.get("saved") is False:
+            self.unsaved.labels(figures["queue"]).inc()
         if move.became == JobPhase.COMPLETED and "jct_s" in figures:
             self.completion.labels(figures.get("queue", "")).observe(figures["jct_s"])
             self._add("jct", figures["jct_s"])

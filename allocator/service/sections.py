@@ -1,6 +1,6 @@
 """The sections of an allocator file, one class each. `docs/allocator-service.md` has a row for every setting."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -125,6 +125,17 @@ def _moment(text: str) -> str:
 Moment = Annotated[str, AfterValidator(_moment)]
 
 
+def _date(text: str) -> str:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise wrong("must be a date such as `2027-06-30`, in quotes") from None
+    return text
+
+
+Date = Annotated[str, AfterValidator(_date)]
+
+
 class PoolSection(Section):
     """Devices of one purpose."""
 
@@ -136,7 +147,7 @@ class PoolSection(Section):
         default="cards", description="What the quotas of its queues count: devices by card, or normalised units.",
         examples=["units"])
     reason: str = Field(default="", description="Of an enclave: why it stands apart.", examples=["patient data"])
-    review_on: str = Field(default="", description="Of an enclave: date at which that is asked again.",
+    review_on: Date = Field(default="", description="Of an enclave: date at which that is asked again.",
                            examples=["2027-06-30"])
     starts_at: Moment | None = Field(default=None, description="Of a transitional pool.",
                                      examples=["2027-01-01T00:00:00+00:00"])
@@ -240,6 +251,9 @@ class RulesSection(Section):
         default=_RULES.offer_ttl_s, description="An offer that came to nothing by then is withdrawn.", examples=[300.0])
     surplus_hold_s: SecondsFromZero = Field(
         default=_RULES.surplus_hold_s, description="A surplus is offered once it has held this long.", examples=[120.0])
+    recall_keep_s: SecondsFromZero = Field(
+        default=_RULES.recall_keep_s, description="What was recalled by hand is not lent again for so long, unless "
+                                                  "somebody says what can be spared.", examples=[1800.0])
     supply_fresh_s: Seconds = Field(
         default=_RULES.supply_fresh_s, description="Older figures of a lender offer nothing.", examples=[60.0])
     idle_return_s: SecondsFromZero = Field(
@@ -265,6 +279,11 @@ class RulesSection(Section):
         examples=[1.25])
     max_restarts: Count = Field(
         default=_RULES.max_restarts, description="Crashes of a job before it is given up.", examples=[3])
+    restart_pause_s: SecondsFromZero = Field(
+        default=_RULES.restart_pause_s, description="Between a crash of a job and its next try; twice as long after "
+                                                    "each further one.", examples=[10.0])
+    restart_pause_max_s: SecondsFromZero = Field(
+        default=_RULES.restart_pause_max_s, description="No pause after a crash is longer.", examples=[600.0])
     warn_before_s: SecondsFromZero = Field(
         default=_RULES.warn_before_s, description="Notice before a transitional pool ends.", examples=[86400.0])
     site_gbps: Annotated[float, Field(gt=0, le=1e6)] = Field(

@@ -264,6 +264,8 @@ def open_store(declared: Declared) -> Engine:
 def say(move: Move) -> None:
     """One line of the log for each change of state."""
     figures = move.figures
-    level = logging.ERROR if move.became in (LoanState.OVERDUE, LoanState.LOST) else logging.INFO
+    level = logging.WARNING if figures.get("saved") is False else logging.INFO
+    if move.became in (LoanState.OVERDUE, LoanState.LOST):
+        level = logging.ERROR
     log.log(level, "%s %s, epoch %d: %s → %s (%s)%s", move.what.value, move.name, move.epoch, move.was or "new",
             move.became, move.reason, f": {figures['detail']}" if figures.get("detail") else "")

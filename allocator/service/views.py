@@ -5,6 +5,7 @@ from typing import Any
 
 from allocator.accounting import statement
 from allocator.estimate import expected_end_s
+from allocator.lending import keeps
 from allocator.loan.loan import Loan
 from allocator.loan.states import OWNER
 from allocator.model.inventory import Condition
@@ -12,35 +13,35 @@ from allocator.model.jobs import JobState
 from allocator.model.pools import Pool, PoolKind, Quota, pool_of_queue
 from allocator.model.world import World
 from allocator.picture import Ledger, ledger_of, picture_of
-from allocator.plan import survey
 from allocator.queueing.bench import Verdict
 from allocator.reasons import Pending
 from allocator.store.history import phase_of
 from allocator.store.journal import PastMove
-from allocator.why import Answer, answer
+from allocator.why import Answer, answer, verdicts
 
 Document = dict[str, Any]
 
 
 def jobs_document(world: World, now_s: float) -> list[Document]:
     """Every job that is not over, with why it waits where it does."""
-    verdicts = survey(world, now_s).verdicts
-    return [job_document(world, state, now_s, verdicts) for state in world.jobs.values()]
+    found = verdicts(world, now_s)
+    return [job_document(world, state, now_s, found) for state in world.jobs.values()]
 
 
-def job_document(world: World, state: JobState, now_s: float, verdicts: Mapping[str, Verdict]) -> Document:
+def job_document(world: World, state: JobState, now_s: float, why: Mapping[str, Verdict]) -> Document:
     job = state.job
     run = world.runs.get(state.run) if state.run else None
     found: Document = {
         "job": job.id, "state": phase_of(world, state).value, "queue": job.queue, "kind": job.kind.value,
         "family": job.family, "cards": list(job.cards), "gang": [job.gang_min, job.gang_max],
         "priority": job.priority, "submitted_s_ago": now_s - job.submitted_s, "attempts": state.attempts,
-        "recalls": state.recalls, "crashes": state.crashes, "cancelled": state.cancelled,
+        "recalls": state.recalls, "crashes": state.crashes,
+        "unsaved": state.unsaved, "cancelled": state.cancelled,
         "work_unit_s": job.work_unit_s, "done_unit_s": state.done_unit_s, "run": None, "why": None,
     }
     if run is None:
         found["waiting_s"] = now_s - state.waiting_since_s
-        verdict = verdicts.get(job.id, Verdict(job.id, Pending.NEXT_TICK))
+        verdict = why.get(job.id, Verdict(job.id, Pending.NEXT_TICK))
         found["why"] = answer_document(answer(verdict, now_s))
     else:
         loans = sorted({world.loaned[device] for device in run.devices if device in world.loaned})
@@ -89,6 +90,7 @@ def _card_document(world: World, pool: Pool, card: str, now_s: float) -> Documen
     units = sum(len(run.devices) * world.tables.get(run.coefficients, table).coefficient(run.card, run.family)
                 for run in world.runs.values() if (run.pool, run.card) == key)
     supply = world.supplies.get(key)
+    kept = keeps(world, *key, now_s)
     replicas = [backend for backend in world.backends.values() if (backend.pool, backend.card) == key]
     return {
         "card": card, "devices": picture.inventory.get(key, 0), "healthy": picture.healthy.get(key, 0),
@@ -100,6 +102,7 @@ def _card_document(world: World, pool: Pool, card: str, now_s: float) -> Documen
         "serving": sum(backend.state.value == "serving" for backend in replicas) if replicas else None,
         "lendable": supply.lendable if supply else None, "spare": supply.spare if supply else None,
         "supply_age_s": now_s - supply.at_s if supply else None,
+        "most_out": kept.most_out if kept else None, "kept_for_s": kept.until_s - now_s if kept else None,
     }
 
 

@@ -66,7 +66,8 @@ def random_config(rng: Random, version: str, devices: int) -> Config:
     rules = Rules(
         grace_s=rng.choice((20.0, 60.0)), promised_min_s=rng.choice((300.0, 1800.0)), offer_ttl_s=120.0,
         surplus_hold_s=rng.choice((0.0, 30.0)), supply_fresh_s=600.0, idle_return_s=rng.choice((0.0, 30.0)),
-        quarantine_after_s=60.0, reservations=rng.choice((0, 1, 1, 1, 3)), min_run_s=rng.choice((0.0, 60.0)))
+        quarantine_after_s=60.0, reservations=rng.choice((0, 1, 1, 1, 3)), min_run_s=rng.choice((0.0, 60.0)),
+        recall_keep_s=rng.choice((0.0, 120.0)), restart_pause_s=rng.choice((0.0, 10.0)))
     return Config(version, tuple(pools), tuple(queues), rules)
 
 

@@ -6,6 +6,7 @@ after)` is the only source of the history that people ask for, and of every dura
     wait_s       waiting → starting          since it was submitted, or stopped
     held_s       starting/running → …        since its devices were given to it
     lost_unit_s  the same                    devices · coefficient · seconds that no checkpoint holds
+    saved        the same, told to save      whether it has
     jct_s        → completed                 since it was submitted
     recall_s     → returned                  since the first recall
 """
@@ -119,6 +120,11 @@ def _of_job(before: World, after: World, name: str, at_s: float, reason: str, de
     elif run is not None and (new is None or new.run is None):
         figures = {**_of_run(before, run, at_s), "stopped_for": run.stop_reason}
         reason = run.stop_reason or reason
+        detail = detail or run.said
+        if run.saved is not None:
+            figures["saved"] = run.saved
+        if run.saved is False:
+            detail = "told to save, it ended without having saved" + (f": {detail}" if detail else "")
     if detail:
         figures["detail"] = detail
     if new is None and old is not None:

@@ -1,1 +1,1 @@
-"""What asks a running allocator, or is one: `headrace allocate`, `jobs`, `pools`, `loans`, `recall`, `quota`, `top`."""
+"""The commands that ask a running allocator, or are one: `headrace allocate`, `jobs`, `pools`, `recall` and others."""

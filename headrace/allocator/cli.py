@@ -106,6 +106,30 @@ def recall(
                                json=json))
 
 
+def supply(
+    pool: Annotated[str, typer.Argument(help="An inference pool.")],
+    card: Annotated[str, typer.Argument(help="A card type of it.")],
+    lendable: Annotated[int, typer.Option(min=0, help="Whole replicas that may be lent, lent ones included.")],
+    spare: Annotated[int | None, typer.Option(help="Whole replicas that may stay away; left out: as many.")] = None,
+    allocator: Url = ALLOCATOR_URL, json: Json = False,
+) -> None:
+    """Say what an inference pool can do without. Ends what a recall keeps back; with a router it is an upper limit."""
+    from headrace.allocator.commands import supply as tell_supply
+
+    raise typer.Exit(tell_supply(allocator, pool, card, lendable=lendable, spare=spare, json=json))
+
+
+def cordon(
+    targets: Annotated[list[str], typer.Argument(metavar="NODE|DEVICE...", help="Nodes, or devices as `node:index`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="They may be used again.")] = False,
+    allocator: Url = ALLOCATOR_URL, json: Json = False,
+) -> None:
+    """Take devices out of use: what runs there may end, nothing new starts."""
+    from headrace.allocator.commands import cordon as take_out
+
+    raise typer.Exit(take_out(allocator, targets, undo=undo, json=json))
+
+
 def quota(allocator: Url = ALLOCATOR_URL, json: Json = False) -> None:
     """Show what queues are promised, use, have borrowed, and may still take."""
     from headrace.allocator.commands import quota as show_quota
@@ -131,5 +155,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(short_help="Show the allocator's pools.")(pools)
     app.command(short_help="Show what is lent, and until when.")(loans)
     app.command(short_help="Call lent devices back by a deadline.")(recall)
+    app.command(short_help="Say what inference can do without.")(supply)
+    app.command(short_help="Take devices out of use, or back.")(cordon)
     app.command(short_help="Show what queues are promised and use.")(quota)
     app.command(short_help="Watch pools, loans and the queue live.")(top)

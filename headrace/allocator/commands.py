@@ -1,4 +1,4 @@
-"""`headrace jobs`, `pools`, `loans`, `recall`, `quota`: asks a running allocator and prints the answer."""
+"""`headrace jobs`, `pools`, `loans`, `recall`, `supply`, `cordon`, `quota`: asks a running allocator and prints."""
 
 import json as json_module
 import sys
@@ -86,11 +86,40 @@ def recall(url: str, target: str, *, deadline_s: float | None, replicas: int | N
     body = {key: value for key, value in body.items() if value is not None}
 
     def shown(found: Document) -> list[RenderableType]:
-        return [Text(f"{one['loan']}: {one['state']}" + (f", back in {span(one['due_in_s'])} at the latest"
-                                                        if one["due_in_s"] is not None else ""))
-                for one in found["recalled"]]
+        rows: list[RenderableType] = [
+            Text(f"{one['loan']}: {one['state']}" + (f", back in {span(one['due_in_s'])} at the latest"
+                                                     if one["due_in_s"] is not None else ""))
+            for one in found["recalled"]]
+        if found.get("kept_for_s"):
+            rows.append(Text(f"kept for {span(found['kept_for_s'])}: no more is lent in its place, unless `headrace "
+                             "supply` says what can be spared"))
+        return rows
 
     return _show("recall", url, lambda client: client.ask("POST", "/v1/recall", body=body), shown, json)
+
+
+def supply(url: str, pool: str, card: str, *, lendable: int, spare: int | None, json: bool) -> int:
+    """Say what an inference pool can do without."""
+    body = {"pool": pool, "card": card, "lendable": lendable, "spare": lendable if spare is None else spare}
+    return _show("supply", url, lambda client: client.ask("PUT", "/v1/supply", body=body),
+                 lambda found: [pools_table(one for one in found["pools"] if one["pool"] == pool)], json)
+
+
+def cordon(url: str, targets: list[str], *, undo: bool, json: bool) -> int:
+    """Take devices, or all of a node's, out of use or back into it: what runs there may end, nothing new starts."""
+    def ask(client: AllocatorClient) -> Document:
+        nodes = {node["node"]: [one["device"] for one in node["devices"]] for node in client.get("/v1/nodes")["nodes"]}
+        devices = [device for target in targets for device in nodes.get(target, [target])]
+        condition = "healthy" if undo else "cordoned"
+        return client.ask("POST", "/v1/devices", body={"devices": devices, "condition": condition})
+
+    def shown(found: Document) -> list[RenderableType]:
+        return [Text(f"{one['device']}: {one['condition']}"
+                     + (f", run {one['run']} may end" if one["run"] and one["condition"] == "cordoned" else ""))
+                for node in found["nodes"] for one in node["devices"]
+                if node["node"] in targets or one["device"] in targets]
+
+    return _show("cordon", url, ask, shown, json)
 
 
 def quota(url: str, *, json: bool) -> int:
@@ -118,6 +147,9 @@ def _job(found: Document) -> list[RenderableType]:
         rows.append(Text("devices: " + ", ".join(found["run"]["devices"])))
     if found.get("resume_from"):
         rows.append(Text(f"resumes from: {found['resume_from']}"))
+    if found.get("unsaved"):
+        rows.append(Text(f"told to save, it ended without having saved {found['unsaved']} times: what it had done "
+                         "since its last checkpoint is lost; the log of its run may say why", style="red"))
     if found.get("history"):
         rows.append(history_table(found["history"], "job"))
     return rows

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from allocator.lender.choosing import lender_for
+from allocator.model.declared import oddities
 from allocator.service.app import Ready, StartError, serve
 from allocator.service.config import Declared
 from allocator.service.service import BadFile, open_store
@@ -82,8 +83,10 @@ def run_audit(path: Path, *, json: bool) -> int:
 
 
 def _say_usable(path: Path, declared: Declared, json: bool) -> None:
+    odd = oddities(declared.declaration, declared.nodes, declared.coefficients)
     if json:
         print(json_module.dumps({"ok": True, "file": str(path), "config": declared.declaration.version,
-                                 "coefficients": declared.coefficients.version}))
+                                 "coefficients": declared.coefficients.version, "hints": odd}))
     else:
         print(f"{path}: usable; config {declared.declaration.version}, coefficients {declared.coefficients.version}")
+        print("".join(f"hint: {one}\n" for one in odd), end="")

@@ -61,16 +61,19 @@ def jobs_table(jobs: Iterable[Row]) -> Table:
     return table
 
 
+_COUNTS = ("devices", "healthy", "used", "free", "lent", "borrowed", "serving", "lendable", "spare")
+
+
 def pools_table(pools: Iterable[Row]) -> Table:
-    """One row a pool and card."""
-    table = _table("pool", "kind", "card", right=("devices", "healthy", "used", "free", "lent", "borrowed", "lendable",
-                                                  "spare", "jobs", "waiting"))
+    """One row a pool and card; `serving` counts replicas, as the two after it do."""
+    table = _table("pool", "kind", "card", right=(*_COUNTS, "jobs", "waiting"))
     for pool in pools:
-        for card in pool["cards"] or [{}]:
+        # Jobs wait for a pool, whichever card they get: their number stands once.
+        jobs = (number(pool["running"]), number(pool["waiting"]))
+        for index, card in enumerate(pool["cards"] or [{}]):
             table.add_row(Text(pool["pool"]), pool["kind"] + ("" if pool["open"] else " (closed)"),
-                          str(card.get("card") or UNKNOWN), *(number(card.get(key)) for key in (
-                              "devices", "healthy", "used", "free", "lent", "borrowed", "lendable", "spare")),
-                          number(pool["running"]), number(pool["waiting"]))
+                          str(card.get("card") or UNKNOWN), *(number(card.get(key)) for key in _COUNTS),
+                          *(jobs if index == 0 else ("", "")))
     return table
 
 
@@ -87,15 +90,24 @@ def loans_table(loans: Iterable[Row]) -> Table:
     return table
 
 
+_SPANS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "job": {"after": ("wait_s", "jct_s", "held_s"), "work lost": ("lost_unit_s",)},
+    "loan": {"away for": ("away_s",), "recalled for": ("recall_s",)},
+}
+"""Of jobs or loans: the columns with durations, each with the figures that it shows, the first one that there is. Work
+is in seconds of a reference card."""
+
+
 def history_table(moves: Iterable[Row], name: str) -> Table:
     """One row a change of state, the oldest first."""
-    table = _table("at", name, "was", "became", "reason", right=("epoch", "after"))
+    columns = _SPANS[name]
+    table = _table("at", name, "was", "became", "reason", right=("epoch", *columns))
     table.add_column("said", overflow="fold")
     for move in moves:
         at = datetime.fromtimestamp(move["at_unix_s"]).astimezone().strftime("%m-%d %H:%M:%S")
-        after = next((move[key] for key in ("recall_s", "away_s", "wait_s", "jct_s", "held_s") if key in move), None)
+        spans = [span(next((move[key] for key in keys if key in move), None)) for keys in columns.values()]
         table.add_row(at, Text(move[name]), state(move["was"] or UNKNOWN), state(move["became"]), move["reason"],
-                      number(move["epoch"]), span(after), Text(move.get("detail", "")))
+                      number(move["epoch"]), *spans, Text(move.get("detail", "")))
     return table
 
 

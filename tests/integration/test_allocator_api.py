@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,42 @@ def test_a_recall_by_hand(running: AllocatorProcess) -> None:
     until(lambda: running.steps_of_loan(loan)[-1] == "returned" or "returned" in running.steps_of_loan(loan),
           "the return")
     running.await_running("lent")
+
+
+def test_what_is_recalled_by_hand_is_kept_until_somebody_says_what_can_be_spared(
+    running: AllocatorProcess, tmp_path: Path
+) -> None:
+    """Two replicas can be spared and one is lent: its sibling is not sent in its place."""
+    running.document["rules"]["recall_keep_s"] = 300.0
+    running.write()
+    assert running.ask("/v1/reload", "POST", {})[0] == 200
+    try:
+        (loan,) = running.loans()
+        printed = headrace(running, "recall", loan, "--emergency").stdout
+        assert "kept for 5 min: no more is lent in its place" in printed
+        until(lambda: running.job("lent")["state"] == "waiting", "the job to be gone")
+        time.sleep(2.0)       # several ticks
+        assert running.loans() == {}
+        (card,) = next(pool for pool in as_json(running, "pools")["pools"] if pool["pool"] == "inference")["cards"]
+        assert (card["most_out"], 0.0 < card["kept_for_s"] < 300.0) == (0, True)
+        assert headrace(running, "supply", "inference", "v100", "--lendable", "2").exit_code == 0
+        running.await_running("lent")
+    finally:
+        running.document["rules"]["recall_keep_s"] = 0.0
+        running.write()
+
+
+def test_a_cordon_and_its_end(running: AllocatorProcess) -> None:
+    node = running.document["nodes"][0]["name"]
+    assert f"{node}:1: cordoned" in headrace(running, "cordon", node).stdout
+    free = {device["condition"] for one in running.get("/v1/nodes")["nodes"] if one["node"] == node
+            for device in one["devices"]}
+    assert free == {"cordoned"}
+    assert f"{node}:0: healthy" in headrace(running, "cordon", f"{node}:0", "--undo").stdout
+    assert headrace(running, "cordon", node, "--undo").exit_code == 0
+    done = headrace(running, "cordon", "no-such-node")
+    assert done.exit_code == 1
+    assert "device no-such-node is unknown" in done.stderr
 
 
 @pytest.mark.parametrize("command", [

@@ -139,6 +139,26 @@ def test_while_nobody_is_there_the_deadline_is_kept(running: AllocatorProcess, t
     assert running.job("deaf")["recalls"] == 1
 
 
+def test_a_restart_after_the_deadline_calls_nobody_where_the_devices_are_idle(
+    running: AllocatorProcess, tmp_path: Path
+) -> None:
+    """The job's shim has kept the deadline. The loan is late, which is said; to be done by hand there is nothing."""
+    running.submit("deaf", python(DEAF, str(tmp_path / "ready")))
+    (loan,) = running.await_running("deaf")["run"]["loans"]
+    ready_again(tmp_path / "ready")
+    running.recall(loan, deadline_s=3.0, emergency=True)
+    until(lambda: running.loans()[loan]["state"] == "draining", "the order to be given")
+    running.kill()
+    until(lambda: not running.live_runs(), "the job to be gone", limit_s=8.0)
+    time.sleep(3.0)
+    running.start()
+    running.await_home(loan)
+    assert "overdue" in running.steps_of_loan(loan)
+    text = running.log.read_text()
+    assert "are proven idle and go home once they are probed" in text
+    assert "ALARM" not in text
+
+
 def test_a_restart_later_than_the_deadline_is_said_and_put_right(running: AllocatorProcess, tmp_path: Path) -> None:
     """Killed between the recall's write and its order: nobody told the job. Then the alarm is raised, and it goes."""
     running.submit("deaf", python(DEAF, str(tmp_path / "ready")))

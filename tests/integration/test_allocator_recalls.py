@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace import cli
 from tests.allocator_processes import (
     DEAF,
     FOREVER,
     GRACE_S,
+    INFERENCE_NODE,
+    SAVES,
     SAVES_AND_GOES,
     AllocatorProcess,
     allocator,
     python,
     training,
 )
-from tests.processes import is_running, until
+from tests.processes import ask, is_running, until
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the local engine reads /proc"),
               pytest.mark.timeout(240)]
@@ -60,7 +64,7 @@ def test_a_job_that_saves_gives_its_devices_back_and_goes_on_elsewhere(running: 
     shown = running.job("j")
     assert (shown["state"], shown["recalls"], shown["crashes"]) == ("waiting", 1, 0)
     assert shown["resume_from"] == str(tmp_path / "j.npz")
-    assert shown["why"]["code"] in ("no_such_card", "gang_too_large", "devices_busy")
+    assert shown["why"]["code"] in ("no_such_card", "gang_too_large", "no_surplus")
     running.set_supply(1)
     again = running.await_running("j")
     assert again["attempts"] == 2
@@ -80,6 +84,26 @@ def test_a_job_that_ignores_its_signals_is_gone_at_the_deadline(running: Allocat
     assert 2.0 < began_s - recalled_s < 6.0
     assert "overdue" not in running.steps_of_loan(loan)
     assert running.job("deaf")["recalls"] == 1
+
+
+def test_a_checkpoint_that_fails_is_seen_by_whoever_looks(running: AllocatorProcess, tmp_path: Path) -> None:
+    """F4: in the job's count, its history, the metrics and the log."""
+    loan = lend(running, "j", SAVES + "raise SystemExit('disk full')", str(tmp_path / "ready"),
+                checkpoint={"restart_s": 1.0})
+    until((tmp_path / "ready").exists, "the job to be ready")
+    running.set_supply(0)
+    running.await_home(loan)
+    shown = running.job("j")
+    assert (shown["recalls"], shown["crashes"], shown["unsaved"], shown["resume_from"]) == (1, 0, 1, None)
+    gone = next(move for move in shown["history"] if "saved" in move)
+    assert (gone["became"], gone["saved"]) == ("waiting", False)
+    assert gone["detail"] == "told to save, it ended without having saved: member 0 ended with exit code 1"
+    assert gone["lost_unit_s"] > 0.0
+    assert 'headrace_allocator_unsaved_total{queue="q"} 1.0' in ask(running.url, "/metrics")[1].decode()
+    assert "WARNING" in next(line for line in running.log.read_text().splitlines() if gone["detail"] in line)
+    printed = CliRunner().invoke(cli.app, ["jobs", "show", "j"], env={"HEADRACE_ALLOCATOR": running.url}).stdout
+    assert "told to save, it ended without having saved 1 times" in printed
+    assert "work lost" in printed
 
 
 def test_a_child_that_outlives_the_acknowledgement_keeps_the_device_until_it_is_gone(
@@ -157,11 +181,11 @@ def test_a_node_that_dies_while_lent_is_lost_and_its_old_process_is_ended(runnin
     """F5: when it comes back with the job still alive, the devices stay away until that is gone."""
     loan = lend(running, "j", FOREVER)
     (old,) = running.live_runs()
-    assert running.ask("/v1/nodes/i0", "POST", {"state": "down"})[0] == 202
+    assert running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "down"})[0] == 202
     assert running.loans()[loan]["state"] == "lost"
     shown = running.job("j")
     assert (shown["state"], shown["crashes"]) == ("waiting", 0)
-    assert running.ask("/v1/nodes/i0", "POST", {"state": "up"})[0] == 202
+    assert running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "up"})[0] == 202
     until(lambda: old not in running.live_runs(), "the old process to be ended")
     until(lambda: running.loans().get(loan, {"epoch": 0})["epoch"] != 1, "the loan to be repaired")
     conditions = {device["condition"] for node in running.get("/v1/nodes")["nodes"] for device in node["devices"]}
@@ -176,7 +200,7 @@ def test_a_node_that_dies_while_draining_is_no_overdue_loan(running: AllocatorPr
     until((tmp_path / "ready").exists, "the job to turn deaf")
     running.recall(loan)
     until(lambda: running.loans()[loan]["state"] == "draining", "the drain")
-    running.ask("/v1/nodes/i0", "POST", {"state": "down"})
+    running.ask(f"/v1/nodes/{INFERENCE_NODE}", "POST", {"state": "down"})
     assert running.loans()[loan]["state"] == "lost"
     time.sleep(0.5)
     assert "overdue" not in running.steps_of_loan(loan)

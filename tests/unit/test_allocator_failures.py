@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from allocator.apply import replay
+from allocator.apply import apply, replay
 from allocator.effects import EffectKind, outstanding
 from allocator.events import (
     CheckpointAcknowledged,
@@ -40,6 +40,7 @@ from allocator.model.pools import BadConfig, Pool, PoolKind
 from allocator.plan import plan, survey
 from allocator.queueing.bench import why
 from allocator.reasons import Pending, Reason
+from allocator.store.history import Move, What, moves
 from tests.allocator_worlds import (
     INFERENCE,
     TRAINING,
@@ -121,6 +122,69 @@ def test_F3_an_acknowledgement_is_no_proof() -> None:
     stage.vacate(run.id).tick(81.0)
     assert stage.loan().state is LoanState.RETURNING
     assert stage.world.jobs["j"].done_unit_s == 40.0
+
+
+def test_a_cordon_is_no_way_out_of_quarantine() -> None:
+    stage = a_stage(a_node("n"))
+    stage.happens(DevicesJudged(at_s=1.0, devices=("n:0",), condition=Condition.QUARANTINED))
+    stage.happens(DevicesJudged(at_s=2.0, devices=("n:0", "n:1"), condition=Condition.CORDONED))
+    assert stage.world.conditions == {"n:0": Condition.QUARANTINED, "n:1": Condition.CORDONED}
+    assert "takes evidence" in stage.refused(
+        DevicesJudged(at_s=3.0, devices=("n:0",), condition=Condition.HEALTHY))
+    stage.happens(DevicesJudged(at_s=3.0, devices=("n:1",), condition=Condition.HEALTHY))
+
+
+def past_of(stage: Stage, since_s: float) -> list[Move]:
+    """What became of jobs from a time on."""
+    world, found = stage.first, list[Move]()
+    for event in stage.journal:
+        after = apply(world, event)
+        found += [move for move in moves(world, event, after) if event.at_s >= since_s and move.what is What.JOB]
+        world = after
+    return found
+
+
+def test_F4_a_checkpoint_that_fails_is_told_and_its_work_is_lost() -> None:
+    stage = recalled()
+    stage.obey(EffectKind.SIGNAL)
+    run = stage.run_of("j")
+    stage.happens(RunExited(at_s=21.0, run=run.id, epoch=run.epoch, outcome=Outcome.STOPPED,
+                            detail="member 0 ended with exit code 1"))
+    stage.now_s = 22.0
+    stage.vacate(run.id)
+    (state,) = stage.world.jobs.values()
+    assert (state.unsaved, state.recalls, state.crashes, state.done_unit_s) == (1, 1, 0, 0.0)
+    gone = past_of(stage, 22.0)[-1]
+    assert gone.reason == "loan_recalled"
+    assert gone.figures["saved"] is False
+    assert gone.figures["lost_unit_s"] == pytest.approx(4 * 12.0)       # four V100 since 10 s
+    assert gone.figures["detail"] == \
+        "told to save, it ended without having saved: member 0 ended with exit code 1"
+    stage.replays()
+
+
+def test_F4_a_run_that_is_killed_before_it_has_saved_is_told_too() -> None:
+    stage = recalled()
+    stage.obey(EffectKind.SIGNAL)
+    stage.tick(75.0)
+    stage.now_s = 76.0
+    stage.leave()
+    assert stage.world.jobs["j"].unsaved == 1
+    assert past_of(stage, 76.0)[-1].figures["saved"] is False
+
+
+@pytest.mark.parametrize("outcome", [Outcome.STOPPED, Outcome.COMPLETED])
+def test_F4_who_has_saved_or_is_done_has_lost_nothing(outcome: Outcome) -> None:
+    stage = recalled()
+    stage.obey(EffectKind.SIGNAL)
+    run = stage.run_of("j")
+    if outcome is Outcome.STOPPED:
+        stage.happens(CheckpointAcknowledged(at_s=20.0, run=run.id, epoch=run.epoch, done_unit_s=40.0))
+    stage.happens(RunExited(at_s=21.0, run=run.id, epoch=run.epoch, outcome=outcome))
+    stage.now_s = 22.0
+    stage.vacate(run.id)
+    assert sum(state.unsaved for state in stage.world.jobs.values()) == 0
+    assert past_of(stage, 22.0)[-1].figures.get("saved") is (True if outcome is Outcome.STOPPED else None)
 
 
 def test_F3_a_run_that_exits_by_itself_and_leaves_something_behind() -> None:

@@ -1,5 +1,6 @@
 """The allocator file and the job file: what is refused, in which words, and what they declare."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from allocator.model.pools import Currency, PoolKind
 from allocator.service.config import Declared
 from allocator.service.job_request import JobRequest, Saved, launch_of, read_attached, request_text, saved_text
 from headrace.allocator.file import load_allocator, load_job
+from headrace.allocator.serve import run_allocate
 from settings.source import ConfigError
 
 FILE: dict[str, Any] = {
@@ -81,6 +83,8 @@ def test_the_version_of_a_declaration_names_what_decides(tmp_path: Path) -> None
     (lambda c: c["nodes"][0].update(island_devices=3), "nodes[0]", "do not divide into islands of 3"),
     (lambda c: c["pools"][1].update(selector={"for": "training"}), "nodes[0]", "its labels put it in two pools"),
     (lambda c: c["pools"][0].update(kind="enclave"), "pools[0]", "an enclave needs a reason and a review_on date"),
+    (lambda c: c["pools"][0].update(kind="enclave", reason="x", review_on="never"), "pools[0].review_on",
+     "must be a date such as"),
     (lambda c: c["pools"][0].update(kind="transitional", starts_at="2027-01-01"), "pools[0].starts_at",
      "must name its time zone"),
     (lambda c: c["pools"][0].update(starts_at="soon"), "pools[0].starts_at", "must be a time such as"),
@@ -96,8 +100,8 @@ def test_the_version_of_a_declaration_names_what_decides(tmp_path: Path) -> None
     (lambda c: c["supplies"][0].update(pool="training"), "supplies[0].pool", "names no inference pool"),
     (lambda c: c.update(listen={"host": "0.0.0.0"}), "listen.host", "is not loopback, and no token is asked for"),
     (lambda c: c.update(store={"path": "a.db", "url_env": "DATABASE_URL"}), "store.path", "stands beside url_env"),
-    (lambda c: c.update(rules={"grace_s": 5.0, "kill_margin_s": 6.0}), "", "kill_margin_s 6.0 leaves nothing"),
-    (lambda c: c.update(rules={"grace_s": 8.0}), "", "kill_margin_s 10.0 leaves nothing"),
+    (lambda c: c.update(rules={"grace_s": 5.0, "kill_margin_s": 6.0}), "rules.kill_margin_s", "6.0 leaves nothing"),
+    (lambda c: c.update(rules={"grace_s": 8.0}), "rules.kill_margin_s", "10.0 leaves nothing"),
     (lambda c: c.update(rules={"grace_s": 0.4, "kill_margin_s": 0.1}), "execution.kill_margin_s", "leaves nothing"),
     (lambda c: c.update(coefficients="none.json"), "coefficients", "No such file"),
     (lambda c: c.update(router={"url": "127.0.0.1:9090"}), "router.url", "must begin with http:// or https://"),
@@ -115,6 +119,29 @@ def test_what_is_wrong_is_said_where_it_stands(
     problems = [(problem.path, problem.message) for problem in refused.value.problems]
     assert any(place == path and said in message for place, message in problems), problems
     assert all(problem.line for problem in refused.value.problems)
+
+
+def test_a_fault_of_the_rules_points_at_its_line(tmp_path: Path) -> None:
+    for rules, line in (({"grace_s": 5.0, "kill_margin_s": 6.0}, '"kill_margin_s"'), ({"grace_s": 8.0}, '"rules"')):
+        with pytest.raises(ConfigError) as refused:
+            load(tmp_path, {**FILE, "rules": rules})
+        text = (tmp_path / "allocator.yaml").read_text().splitlines()
+        (problem,) = refused.value.problems
+        assert line in text[(problem.line or 0) - 1]
+
+
+@pytest.mark.parametrize(("quota", "said"), [
+    ({"units": {"nominal": 9}}, "promised 9 units in all, and it has 0.59"), ({"units": {"nominal": 0.1}}, "")])
+def test_a_guarantee_beyond_what_the_pool_has_is_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quota: dict[str, Any], said: str
+) -> None:
+    load(tmp_path, changed(lambda c: c["queues"][0].update(quotas=quota)))
+    assert asyncio.run(run_allocate(tmp_path / "allocator.yaml", json=False, check=True)) == 0
+    printed = capsys.readouterr().out
+    assert ("hint: pool training" in printed) is bool(said)
+    assert said in printed
+    assert asyncio.run(run_allocate(tmp_path / "allocator.yaml", json=True, check=True)) == 0
+    assert len(json.loads(capsys.readouterr().out)["hints"]) == bool(said)
 
 
 @pytest.mark.parametrize(("gang", "path", "said"), [

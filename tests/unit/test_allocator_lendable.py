@@ -5,12 +5,24 @@ from typing import Any
 
 import pytest
 
+from allocator.apply import apply
 from allocator.effects import EffectKind, outstanding
-from allocator.events import ClaimMade, LoanGivenBack, LoanOffered, LoanRecalled, LoanWithdrawn, RunPlaced
+from allocator.events import (
+    ClaimMade,
+    JobCancelled,
+    LoanGivenBack,
+    LoanOffered,
+    LoanRecalled,
+    LoanWithdrawn,
+    RunPlaced,
+    SupplyReported,
+)
+from allocator.invariants import step_violations
 from allocator.lendable import Demand, needed_replicas, supply_of
 from allocator.lending import JOBS_OFFERED_TO, recall, staying
 from allocator.loan.states import LoanState
-from allocator.model.inventory import Supply
+from allocator.model.inventory import Kept, Supply
+from allocator.queueing.bench import why
 from allocator.reasons import Reason
 from tests.allocator_worlds import Stage, a_config, a_job, a_node, a_stage, lent_stage, only
 
@@ -197,6 +209,95 @@ def test_what_an_operator_takes_back_says_nothing_of_the_surplus() -> None:
     stage.happens(home).tick()
     stage.leave()
     assert [event.loan.id for event in only(LoanOffered, stage.tick(201.0))] == ["small-0"]
+
+
+def siblings(lent: int = 1) -> Stage:
+    """So many of two replicas are lent to one job each; the router can spare both, and more jobs wait for them."""
+    stage = a_stage(a_node("i", devices=2, pool="inference"), backends=1,
+                    config=a_config(surplus_hold_s=100.0, recall_keep_s=1000.0)).supply(2)
+    stage.now_s = 100.0
+    for index in range(lent):
+        stage.submit_and_tick(a_job(f"j{index}", work_unit_s=50_000.0))
+        stage.obey().tick()
+        stage.obey(EffectKind.START)
+    return stage
+
+
+def taken_back(stage: Stage, reason: Reason = Reason.OPERATOR, name: str = "i-0") -> Stage:
+    """One loan is called back by hand, its job leaves and waits again."""
+    loan = stage.loan(name)
+    stage.happens(LoanRecalled(at_s=stage.now_s, loan=name, epoch=loan.epoch, deadline_s=stage.now_s + 60.0,
+                               why=why(stage.world, reason))).tick()
+    return stage.leave().obey(EffectKind.PROBE).obey(EffectKind.SERVE)
+
+
+def offers_until(stage: Stage, until_s: float) -> list[float]:
+    """When something was offered; the lender goes on saying that it can spare two."""
+    found = []
+    for at_s in range(int(stage.now_s) + 20, int(until_s) + 1, 20):
+        stage.now_s = float(at_s)
+        stage.supply(2)
+        found += [stage.now_s for _ in only(LoanOffered, stage.tick())]
+    return found
+
+
+@pytest.mark.parametrize("reason", [Reason.OPERATOR, Reason.P99_EMERGENCY])
+def test_what_is_recalled_by_hand_is_not_undone_with_its_sibling(reason: Reason) -> None:
+    stage = taken_back(siblings(), reason)
+    assert stage.world.loans == {}
+    assert offers_until(stage, 1090.0) == []
+    assert offers_until(stage, 1100.0) == [1100.0]
+    stage.replays()
+
+
+def test_what_a_recall_by_hand_leaves_out_may_be_out() -> None:
+    """Of two lent ones one is recalled; when the other has come home, one may go again, whichever."""
+    stage = taken_back(siblings(2))
+    assert list(stage.world.loans) == ["i-1"]
+    assert offers_until(stage, 300.0) == []
+    stage.happens(JobCancelled(at_s=300.0, job="j0")).ends("j1").tick(340.0)
+    stage.obey()
+    assert stage.world.loans == {}
+    stage.submit(a_job("next"), a_job("and next"))
+    assert len(offers_until(stage, 400.0)) == 1
+    stage.replays()
+
+
+def test_a_second_recall_lowers_what_may_be_out_and_begins_the_time_anew() -> None:
+    stage = taken_back(siblings(2))
+    stage.now_s = 600.0
+    taken_back(stage, name="i-1")
+    stage.supply(2)
+    assert offers_until(stage, 1580.0) == []
+    assert offers_until(stage, 1600.0) == [1600.0, 1600.0]
+
+
+def test_who_says_by_hand_what_can_be_spared_ends_it_once_the_surplus_has_held() -> None:
+    stage = taken_back(siblings())
+    stage.happens(SupplyReported(at_s=120.0, supply=Supply("inference", "v100", 2, 2), by_hand=True))
+    assert offers_until(stage, 200.0) == [200.0]
+    stage.replays()
+
+
+def test_an_offer_that_is_called_back_is_kept_too() -> None:
+    stage = siblings(0)
+    stage.submit_and_tick(a_job("j"))
+    (loan,) = stage.world.loans.values()
+    stage.happens(LoanRecalled(at_s=100.0, loan=loan.id, epoch=loan.epoch, deadline_s=160.0,
+                               why=why(stage.world, Reason.OPERATOR)))
+    stage.tick()
+    stage.obey()
+    assert offers_until(stage, 1090.0) == []
+
+
+def test_the_soak_would_see_an_offer_of_what_is_kept() -> None:
+    stage = siblings()
+    world = stage.world.evolved(kept={("inference", "v100"): Kept(1, 1000.0)}, supplies={})
+    stage.submit(a_job("next"))
+    stage.now_s = 200.0
+    (offer,) = only(LoanOffered, stage.supply(2).tick())
+    after = apply(world, offer)
+    assert "may be after a recall by hand" in " ".join(fault.detail for fault in step_violations(world, offer, after))
 
 
 def test_an_idle_loan_goes_home() -> None:

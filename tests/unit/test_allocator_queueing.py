@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocator.effects import EffectKind
 from allocator.events import ClaimMade, ConfigLoaded, JobCancelled, KillOrdered, NodeDown, RunPlaced, StopOrdered
-from allocator.model.jobs import Kind, Level, Window
+from allocator.model.jobs import JobState, Kind, Level, Outcome, Window
 from allocator.model.pools import Pool, PoolKind, Quota
 from allocator.plan import survey
 from allocator.reasons import Pending, Reason
@@ -230,6 +232,39 @@ def borrowed(**rules: Any) -> Stage:
     return stage
 
 
+def lent_whole(guarantee: int, lower: bool = False) -> Stage:
+    """A node of four on which one gang stands: borrowed from `b`, or of `b` itself and less urgent."""
+    stage = a_stage(a_node("n"), config=a_config(a_queue("a"), a_queue("b", v100=guarantee)))
+    stage.submit_and_tick(a_job("gang", "b" if lower else "a", 4, priority=-1))
+    assert len(stage.run_of("gang").devices) == 4
+    return stage
+
+
+@pytest.mark.parametrize(("guarantee", "most", "taken"), [(4, 4, 4), (4, 3, 3), (2, 4, 2), (1, 4, 1)])
+def test_an_elastic_job_takes_what_is_freed_for_it_within_its_guarantee(guarantee: int, most: int, taken: int) -> None:
+    stage = lent_whole(guarantee)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=most))
+    (claim,) = only(ClaimMade, stage.tick(100.0))
+    assert len(claim.claim.devices) == taken
+    stage.leave().tick(101.0)
+    assert len(stage.run_of("b1").devices) == taken
+
+
+def test_an_elastic_job_takes_what_a_less_urgent_one_of_its_queue_leaves() -> None:
+    stage = lent_whole(2, lower=True)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=3))
+    (claim,) = only(ClaimMade, stage.tick(100.0))
+    assert claim.why.reason is Reason.PRIORITY
+    assert len(claim.claim.devices) == 3
+
+
+def test_what_an_elastic_job_does_not_take_is_for_those_behind_it() -> None:
+    stage = lent_whole(2)
+    stage.submit(a_job("b1", "b", kind=Kind.FINETUNE, gang_max=4), a_job("a1", "a", 2)).tick(100.0)
+    stage.leave().tick(101.0)
+    assert stage.runs() == {"b1": "v100", "a1": "v100"}
+
+
 def test_a_guarantee_is_taken_back_and_no_more() -> None:
     stage = borrowed()
     events = stage.submit(a_job("b1", "b", 3)).tick(100.0)
@@ -394,6 +429,38 @@ def at_noon(stage: Stage) -> float:
     return 86400.0 - (stage.world.wall_s(0.0) % 86400.0) + 43200.0
 
 
+@pytest.mark.parametrize(("days", "opens_s"), [((0, 1, 2, 3, 4, 5, 6), 10 * 3600.0), ((4,), 34 * 3600.0),
+                                               ((3,), 10 * 3600.0), ((2,), 6 * 86400.0 + 36000.0)])
+def test_when_a_window_opens_next(days: tuple[int, ...], opens_s: float) -> None:
+    """Thursday, noon: it opens at 22:00."""
+    window = Window(22 * 60, 6 * 60, days)
+    assert window.opens_in_s(43200.0) == opens_s
+    assert window.closes_in_s(43200.0 + opens_s) == 8 * 3600.0
+    assert window.closes_in_s(43200.0 + opens_s - 1.0) is None
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.sets(st.integers(0, 6), min_size=1),
+       st.floats(0.0, 2e9), st.sampled_from([-12.0, 0.0, 5.5, 14.0]))
+def test_a_closed_window_is_open_when_it_says_that_it_opens(
+    opens: int, closes: int, days: set[int], wall_s: float, offset_h: float
+) -> None:
+    window = Window(opens, closes, tuple(sorted(days)), offset_h * 3600.0)
+    opens_in_s = window.opens_in_s(wall_s)
+    assert 0.0 <= opens_in_s <= 7 * 86400.0
+    assert window.closes_in_s(wall_s + opens_in_s + 1.0) is not None
+
+
+def test_why_says_when_a_window_opens() -> None:
+    stage = one_node()
+    stage.now_s = at_noon(stage)
+    stage.submit_and_tick(a_job("night", windows=(Window(22 * 60, 6 * 60),)))
+    assert stage.why("night").sentence == "None of its time windows is open: the next one opens in about 10.0 h."
+
+
+def test_a_window_that_closes_when_it_opens_is_a_whole_day() -> None:
+    assert Window(600, 600, (3,)).closes_in_s(600 * 60.0) == 86400.0
+
+
 def test_a_window_opens_and_closes() -> None:
     stage = one_node()
     noon_s = at_noon(stage)
@@ -475,7 +542,6 @@ def test_a_cancelled_run_is_stopped_and_its_job_is_gone() -> None:
 
 
 def test_a_job_that_keeps_crashing_is_given_up() -> None:
-    from allocator.model.jobs import Outcome
     stage = one_node(max_restarts=2)
     stage.submit_and_tick(a_job("j"))
     for _ in range(2):
@@ -483,6 +549,44 @@ def test_a_job_that_keeps_crashing_is_given_up() -> None:
         assert "j" in stage.runs()
     stage.obey().ends("j", Outcome.FAILED).tick()
     assert stage.world.jobs == {}
+
+
+def test_a_job_that_crashes_waits_twice_as_long_each_time() -> None:
+    stage = one_node(restart_pause_s=10.0, restart_pause_max_s=30.0, max_restarts=4)
+    stage.submit_and_tick(a_job("j"))
+    for pause_s in (10.0, 20.0, 30.0, 30.0):
+        stage.obey().ends("j", Outcome.FAILED)
+        crashed_s = stage.now_s
+        assert stage.tick(crashed_s + 0.9 * pause_s) == []
+        assert stage.pending("j") is Pending.CRASHED
+        assert placed(stage.tick(crashed_s + pause_s)) == ["j"]
+    stage.replays()
+
+
+def test_a_pause_after_a_crash_is_told_with_its_end_and_keeps_nobody_else_waiting() -> None:
+    stage = one_node(restart_pause_s=10.0)
+    stage.submit_and_tick(a_job("j", gang=4, priority=9)).clear()
+    stage.obey().ends("j", Outcome.FAILED)
+    stage.submit(a_job("next", gang=4))
+    assert placed(stage.tick(4.0)) == ["next"]
+    assert stage.why("j").sentence == "It has crashed 1 times and has 4 tries in all: the next one is in about 6 s."
+
+
+def test_who_was_recalled_or_lost_its_node_waits_for_no_pause() -> None:
+    stage = a_stage(a_node("n"), a_node("m"), config=a_config(restart_pause_s=1000.0))
+    stage.submit_and_tick(a_job("j", gang=4))
+    (node,) = {device.partition(":")[0] for device in stage.run_of("j").devices}
+    stage.obey().happens(NodeDown(at_s=1.0, node=node))
+    assert placed(stage.tick(1.0)) == ["j"]
+
+
+def test_a_job_may_crash_very_often() -> None:
+    stage = one_node(restart_pause_s=1.0, restart_pause_max_s=5.0, max_restarts=5000)
+    state = JobState(a_job("j"), crashes=4000)
+    stage.world = stage.world.evolved(jobs={"j": state})
+    stage.tick()
+    stage.obey().ends("j", Outcome.FAILED)
+    assert stage.world.jobs["j"].not_before_s == 5.0
 
 
 def test_quotas_that_keep_devices_for_others_say_so() -> None:

@@ -10,7 +10,7 @@ from allocator.service.replicas import ReplicaEngines
 from headrace.allocator.file import load_allocator
 from tests.allocator_processes import AllocatorProcess, document
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]    # a free port is asked for
 
 
 async def test_a_job_is_never_taken_for_an_engine_whatever_it_is_called(tmp_path: Path) -> None:

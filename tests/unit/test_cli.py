@@ -25,7 +25,8 @@ from loadtest.stack import free_ports
 
 COMMANDS = [
     "up", "serve", "check", "status", "reload", "keys", "loadtest", "bench", "reliability", "fake-engine", "version",
-    "sim", "allocate", "jobs", "pools", "loans", "recall", "quota", "top",
+    "sim", "allocate", "jobs", "pools", "loans", "recall", "supply", "cordon", "quota",
+    "top",
 ]
 FLEET: dict[str, Any] = {
     "config_hash": "0123456789ab", "policy": "headrace",

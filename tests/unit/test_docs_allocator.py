@@ -55,7 +55,7 @@ def test_every_setting_is_described_and_has_an_example(model: type[BaseModel]) -
 
 
 def test_every_command_has_its_row_and_no_row_is_stale() -> None:
-    ours = ("allocate", "jobs", "pools", "loans", "recall", "quota", "top")
+    ours = ("allocate", "jobs", "pools", "loans", "recall", "supply", "cordon", "quota", "top")
     commands = get_command(cli.app).commands  # type: ignore[attr-defined]
     expected = {f"headrace {name} {child}".strip() for name in ours
                 for child in getattr(commands[name], "commands", {"": None})}
