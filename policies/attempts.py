@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from backends.catalog.views import BackendView
 from policies.facts import RequestFacts
 
 
@@ -136,6 +137,18 @@ def next_attempt(
         return Stop(StopReason.RETRY_BUDGET_EMPTY)
     avoid = tuple(dict.fromkeys((*facts.tried, *(failure.backend for failure in failures))))
     return Retry(avoid, last.cause, elsewhere=bool(doubtful))
+
+
+def poor_witnesses(backends: Sequence[BackendView], facts: RequestFacts, avoid: Sequence[str]) -> tuple[str, ...]:
+    """Those whose opinion of a request tells little: they have served nothing since they last answered with an error.
+
+    Of two broken backends, each would excuse the other for ever, while a third that serves others is never asked.
+    Empty where no better one is in service.
+    """
+    others = [view for view in backends if view.spec.model == facts.model and view.spec.name not in avoid]
+    poor = tuple(view.spec.name for view in others if view.health.last_success_s is None)
+    better = any(view.health.last_success_s is not None and view.health.in_service for view in others)
+    return poor if better else ()
 
 
 class CourseEnd(StrEnum):

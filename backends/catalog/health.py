@@ -165,7 +165,7 @@ class Health:
     ejections: int = 0
     """Ejections not yet forgiven."""
     last_success_s: float | None = None
-    """Last request served, `None` again after a failure."""
+    """Last request served, `None` again after a failure, an excused one included."""
     recent_requests: float = 0.0
     recent_failures: float = 0.0
     recent_at_s: float = 0.0
@@ -243,6 +243,8 @@ def step_health(health: Health, event: Probe | Outcome, now: float, rules: Healt
         return _success(health, event.count, now)
     if event.kind in COUNTED:
         return _failure(health, event.kind, now)
+    if event.kind is OutcomeKind.EXCUSED and health.last_success_s is not None:
+        return replace(health, last_success_s=None)
     return health
 
 

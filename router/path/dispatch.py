@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from time import monotonic, perf_counter
 
 from policies.admission import Refusal, Refused, admit
-from policies.attempts import AttemptRules, CourseEnd, Failure, RetryBudget, Stop, StopReason, next_attempt
+from policies.attempts import (
+    AttemptRules,
+    CourseEnd,
+    Failure,
+    RetryBudget,
+    Stop,
+    StopReason,
+    next_attempt,
+    poor_witnesses,
+)
 from policies.facts import RequestFacts
 from policies.filters import Rejection
 from policies.hopeless import MAX_RETRY_AFTER_S, beyond_idle
@@ -202,7 +211,11 @@ class Dispatcher:
             course.give_up(failure, CourseEnd.UNASKED if unpaid else CourseEnd.FAILED)
             return
         course.facts = replace(course.facts, tried=step.avoid, waited_s=now - exchange.received_at_s)
-        decision = self._decide(exchange, course.facts, now)
+        asking = course.facts
+        if step.elsewhere:
+            poor = poor_witnesses(self.fleet.view().backends, asking, step.avoid)
+            asking = replace(asking, tried=(*step.avoid, *poor))
+        decision = self._decide(exchange, asking, now)
         chosen = decision.chosen
         if chosen is None or (step.elsewhere and chosen.spec.name in step.avoid):
             course.give_up(failure)

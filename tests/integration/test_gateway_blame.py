@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from backends.catalog.health import HealthState, OutcomeKind
 from router.app import Running
 from router.fleet.live import LiveBackend
 from tests.gateway_stack import chat, client_of, fleet_document, gateway, write_fleet
-from tests.integration.test_gateway_hedging import HEDGED, fleet, hedges, hello_after, status_after
+from tests.integration.test_gateway_hedging import COEFFICIENTS, HEDGED, fleet, hedges, hello_after, status_after
 from tests.raw_client import CHAT_PATH, at_rest, eventually, raw_client, request_bytes, sample
 from tests.scripted_backend import SSE_HEAD, Received, Script, ScriptedBackend, answer_hello, delta, event
 from tests.told_learner import ToldLearner
@@ -67,10 +67,16 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def stack(tmp_path: Path, *scripts: Script, hedged: bool = False, **sections: Any) -> AsyncIterator[Stack]:
+async def stack(
+    tmp_path: Path, *scripts: Script, hedged: bool = False, members: Sequence[Mapping[str, Any]] = (), **sections: Any
+) -> AsyncIterator[Stack]:
+    """A gateway before so many backends; `members` are what the fleet file says of each of them."""
     async with contextlib.AsyncExitStack() as entered:
         backends = [await entered.enter_async_context(ScriptedBackend(script).serving()) for script in scripts]
-        given = fleet(*backends) if hedged else backends
+        given: Sequence[Any] = fleet(*backends) if hedged else backends
+        if members:
+            given = [{"url": backend.url, "served_model_name": "served", **more}
+                     for backend, more in zip(backends, members, strict=True)]
         process = await entered.enter_async_context(gateway(tmp_path, given, **sections))
         client = await entered.enter_async_context(client_of(process))
         living = process.gateway.fleet
@@ -131,6 +137,19 @@ async def test_of_three_two_broken_ones_are_ejected(tmp_path: Path) -> None:
         assert found.live("b2").health.state is HealthState.HEALTHY
         assert [found.live(name).health.state for name in ("b0", "b1")] == [HealthState.EJECTED] * 2
         await found.is_even()
+
+
+async def test_of_three_two_broken_ones_are_ejected_though_they_are_the_cheapest(tmp_path: Path) -> None:
+    """Each is the other's next best: once they have agreed, one that has served others is asked."""
+    members = [{"coefficients": COEFFICIENTS, "price_per_hour": price} for price in (1.0, 2.0, 9.0)]
+    sections: dict[str, Any] = {"policy": {"name": "headrace"}, "retries": {"budget_floor_per_s": 1000.0}}
+    async with stack(tmp_path, broken, broken, answer_hello, members=members, **sections) as found:
+        found.process.gateway.fleet.on_outcome(found.live("b2"), OutcomeKind.SUCCESS)    # it has served before
+        for _ in range(40):
+            await found.ask()
+        assert [found.live(name).health.state for name in ("b0", "b1")] == [HealthState.EJECTED] * 2
+        assert found.live("b2").health.state is HealthState.HEALTHY
+        assert (await found.ask()).status_code == 200
 
 
 async def test_more_of_them_than_retries_can_be_paid_eject_none_either(tmp_path: Path) -> None:

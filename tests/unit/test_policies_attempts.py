@@ -1,7 +1,10 @@
 """When a failed attempt is followed by another."""
 
+from dataclasses import replace
+
 import pytest
 
+from backends.catalog.health import Health, HealthState, Outcome, OutcomeKind, step_health
 from policies.attempts import (
     RETRYABLE,
     SECOND_OPINION,
@@ -15,6 +18,7 @@ from policies.attempts import (
     StopReason,
     backoff_until_s,
     next_attempt,
+    poor_witnesses,
     to_blame,
 )
 from policies.registry import PolicySpec, build_pipeline
@@ -70,6 +74,19 @@ def test_two_that_agree_clear_all(said: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("end", [CourseEnd.REFUSED, CourseEnd.LEFT])
 def test_a_request_refused_or_left_blames_nobody(end: CourseEnd) -> None:
     assert to_blame(errors(("a", 500)), end) == ()
+
+
+def test_whoever_served_nothing_since_its_last_error_is_a_poor_witness() -> None:
+    served = Health(HealthState.HEALTHY, last_success_s=4.0)
+    excused = step_health(served, Outcome(OutcomeKind.EXCUSED), 5.0)
+    assert excused == replace(served, last_success_s=None)
+    views = [a_backend("a", health=served), a_backend("b", health=excused), a_backend("c", health=served)]
+    assert poor_witnesses(views, a_request(), ("a",)) == ("b",)
+    assert poor_witnesses(views[:2], a_request(), ("a",)) == (), "no better one is left"
+    out = a_backend("c", health=Health(HealthState.EJECTED, until_s=99.0, last_success_s=4.0))
+    assert poor_witnesses([*views[:2], out], a_request(), ("a",)) == (), "nor in service"
+    elsewhere = replace(views[2], spec=replace(views[2].spec, model="another"))
+    assert poor_witnesses([*views[:2], elsewhere], a_request(), ("a",)) == ()
 
 
 def test_operators_may_retry_500() -> None:
