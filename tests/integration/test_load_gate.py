@@ -75,7 +75,7 @@ def test_locust_imports_the_file_in_its_own_process() -> None:
     (["--host", "nonsense"], "not an http(s) address"),
     (["--thresholds", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
     (["--fault", "a100x2-bf16=sulk"], "the fake engine a100x2-bf16 did not start"),
-    (["--policy", "astrology"], "the gateway ended with code 1"),
+    (["--policy", "astrology"], "--policy: there is no preset 'astrology'"),
 ])
 def test_a_run_that_cannot_take_place_says_why_and_exits_2(tmp_path: Path, arguments: list[str], said: str) -> None:
     done = subprocess.run(

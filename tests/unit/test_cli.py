@@ -218,6 +218,7 @@ def test_status_shows_each_backend_and_dashes_for_the_unknown(capsys: pytest.Cap
     assert " ".join(second.split()) == "llama-q4 cpu-avx2 ×1 – tp1 ejected draining 0 – – – – 0 0.10 – 10 5 25%"
 
 
+@pytest.mark.real_time
 def test_status_shows_what_a_removed_backend_still_has(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet_admin({**FLEET, "retiring": [{**FLEET["backends"][0], "name": "old"}]}) as url:
         assert show_status(url) == 0
@@ -225,6 +226,7 @@ def test_status_shows_what_a_removed_backend_still_has(capsys: pytest.CaptureFix
     assert last == "old cpu-avx2 ×1 f16 tp2 retiring 3 – – – – 1 0.40 0.123 s 30 1 –"
 
 
+@pytest.mark.real_time
 def test_status_says_what_waits_for_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = {**FLEET, "needs_restart": ["listen.port", "state.path"]}
     with admin({("GET", "/admin/fleet"): (200, json.dumps(fleet).encode())}) as url:
@@ -267,6 +269,7 @@ def test_an_address_that_is_none(url: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("words", [["status"], ["reload"], ["pools"], ["jobs", "list"], ["top", "--once"]])
+@pytest.mark.real_time
 def test_where_nobody_answers_the_exit_code_is_2_whoever_was_asked(words: list[str]) -> None:
     (port,) = free_ports(1)
     asked = "--admin" if words[0] in ("status", "reload") else "--allocator"
@@ -275,11 +278,13 @@ def test_where_nobody_answers_the_exit_code_is_2_whoever_was_asked(words: list[s
     assert f"answers on http://127.0.0.1:{port} (" in done.stderr
 
 
+@pytest.mark.real_time
 def test_where_somebody_else_answers_it_is_1() -> None:
     with admin({}) as url:
         assert (show_status(url), request_reload(url)) == (1, 1)
 
 
+@pytest.mark.real_time
 def test_version_and_help_by_their_usual_names() -> None:
     assert headrace("--version").stdout == headrace("version").stdout != ""
     for words in ((), ("status",), ("jobs", "list"), ("fake-engine",)):

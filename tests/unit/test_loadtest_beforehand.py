@@ -36,12 +36,14 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not report.exists()
 
 
+@pytest.mark.real_time
 def test_a_dead_host_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
     assert run_loadtest(LoadOptions(host=f"http://127.0.0.1:{port}")) == 2
     assert f"nobody answers on http://127.0.0.1:{port}: " in capsys.readouterr().err
 
 
+@pytest.mark.real_time
 def test_an_unknown_model_is_said_with_those_that_are_known() -> None:
     with admin({("GET", "/v1/models"): MODELS, ("GET", "/v1/models/medium"): NO}) as url:
         with pytest.raises(Hopeless, match="does not serve the model 'medium'; it knows: small, large "):
@@ -51,6 +53,7 @@ def test_an_unknown_model_is_said_with_those_that_are_known() -> None:
         check_host(url, "large", "")
 
 
+@pytest.mark.real_time
 def test_an_alias_and_a_server_that_lists_nothing_are_taken() -> None:
     with admin({("GET", "/v1/models"): MODELS, ("GET", "/v1/models/alias"): (200, b"{}")}) as url:
         check_host(url, "alias", "")
@@ -59,6 +62,7 @@ def test_an_alias_and_a_server_that_lists_nothing_are_taken() -> None:
             check_host(url, "any", "")
 
 
+@pytest.mark.real_time
 def test_a_key_that_is_wanted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "wrong")
     with admin({("GET", "/v1/models"): (401, b"{}")}) as url:
