@@ -30,7 +30,9 @@ async def spawn_shim(folder: RunFolder, lock: int, timeout_s: float, *, adopt: b
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log, pass_fds=(lock,), cwd="/",
             env={**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, "PYTHONPATH": str(ROOT)})
     try:
-        answer, _ = await asyncio.wait_for(process.communicate(), timeout_s)
+        # Not `wait_for`: up to Python 3.11 it loses a cancellation that comes as the answer does.
+        async with asyncio.timeout(timeout_s):
+            answer, _ = await process.communicate()
     except TimeoutError as error:
         raise EngineUnreachable(f"run {folder.run_id}: its shim did not answer in {timeout_s:g} s; "
                                 "what becomes of the run is open") from error

@@ -237,7 +237,8 @@ class Supervisor:
                 wait_s = next_backoff(before.backoff_s, time.monotonic() - started_at_s, self._backoff)
                 await self._set(replace(before, state=ChildState.BACKOFF, pid=None, last_exit=exit_code, error=error))
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending(spec.name), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._ending(spec.name)
                 if not self._stopping.is_set():
                     after = self._status[spec.name]
                     await self._set(replace(after, state=ChildState.STARTING, restarts=after.restarts + 1,
