@@ -79,9 +79,13 @@ class LoanWithdrawn(_Decided, frozen=True, tag="loan_withdrawn"):
 
 
 class LoanRecalled(_Decided, frozen=True, tag="loan_recalled"):
+    """`by_hand`: somebody says so, and for a while no more is out than that leaves. The events of a journal from before
+    that was kept do not say it, and what was offered after them is no fault."""
+
     loan: str
     epoch: int
     deadline_s: float
+    by_hand: bool = False
 
 
 class LoanGivenBack(_Decided, frozen=True, tag="loan_given_back"):

@@ -28,11 +28,13 @@ from allocator.model.world import Claim, World
 from allocator.picture import Free
 from allocator.placement.topology import grouped, joined, without
 from allocator.queueing.bench import Bench, memory_fits, why
-from allocator.queueing.fitting import may_borrow, place_near_data
+from allocator.queueing.fitting import could_fit_in_time, may_borrow, place_near_data
 from allocator.queueing.passing import Waiting
 from allocator.reasons import Pending, Reason
 from allocator.recall import choose_cells
 
+BY_HAND = frozenset({Reason.OPERATOR, Reason.P99_EMERGENCY})
+"""Reasons of recalls that people order."""
 JOBS_OFFERED_TO = 8
 """Waiting jobs that a pass searches replicas for: that is the dearest part of a pass. Who has nothing to hope for from
 any lender does not count among them."""
@@ -101,6 +103,7 @@ def recall(world: World, now_s: float, among: list[Loan], replicas: int, reason:
     by_id = {loan.id: loan for loan in among}
     return [LoanRecalled(at_s=now_s, loan=name, epoch=by_id[name].epoch,
                          deadline_s=now_s + (by_id[name].grace_s if grace_s is None else grace_s),
+                         by_hand=reason in BY_HAND,
                          why=why(world, reason, f"{replicas} of {len(among)} {by_id[name].card} replicas"))
             for name in chosen]
 
@@ -184,7 +187,8 @@ def _might_do(bench: Bench, state: JobState, card: str, lender: _Lender) -> bool
     count = sum(map(len, bench.free.get(card, {}).values())) + sum(map(len, bench.lent.get(card, {}).values()))
     count += sum(sorted((len(backend.devices) for backend in lender.candidates), reverse=True)[:lender.may])
     return (lender.may > 0 and count >= state.job.gang_min
-            and may_borrow(bench, state, duration_s(bench.world, state, card, state.job.gang_min)))
+            and may_borrow(bench, state, duration_s(bench.world, state, card, state.job.gang_min))
+            and could_fit_in_time(bench, state, card))
 
 
 def _lenders(world: World, now_s: float) -> Iterator[_Lender]:

@@ -71,14 +71,15 @@ def node_reported(world: World, event: NodeReported) -> World | str:
         pool = wanted if idle(world, known) else known.pool
     else:
         pool = wanted
-    conditions = world.conditions
+    conditions, cordoned = world.conditions, world.cordoned
     if known is None or known.devices != node.devices:
         kept = {device: condition for device, condition in conditions.items() if node_name(device) != node.name}
         fresh = () if event.evidence else node.device_ids
         conditions = {**kept, **dict.fromkeys(fresh, Condition.QUARANTINED)}
+        cordoned = frozenset(device for device in cordoned if node_name(device) != node.name)
     relabelled = known is None or known.labels != node.labels
     return world.evolved(nodes={**world.nodes, node.name: replace(node, pool=pool)}, conditions=conditions,
-                         labels=world.labels + relabelled)
+                         cordoned=cordoned, labels=world.labels + relabelled)
 
 
 def idle(world: World, node: Node) -> bool:
@@ -117,7 +118,9 @@ def node_down(world: World, event: NodeDown) -> World | str:
     devices = frozenset(node.device_ids)
     if all(world.conditions.get(device) is Condition.OFFLINE for device in devices):
         return f"node {event.node} is down already"
-    world = world.evolved(conditions={**world.conditions, **dict.fromkeys(node.device_ids, Condition.OFFLINE)})
+    cordoned = {device for device in devices if world.conditions.get(device) is Condition.CORDONED}
+    world = world.evolved(conditions={**world.conditions, **dict.fromkeys(node.device_ids, Condition.OFFLINE)},
+                          cordoned=world.cordoned | cordoned)
     for run in [run for run in world.runs.values() if not devices.isdisjoint(run.devices)]:
         if run.phase in (RunPhase.STARTING, RunPhase.RUNNING):
             run = replace(run, phase=RunPhase.BROKEN)
@@ -136,23 +139,35 @@ def node_up(world: World, event: NodeUp) -> World | str:
 
 
 def devices_judged(world: World, event: DevicesJudged) -> World | str:
-    conditions = dict(world.conditions)
+    conditions, cordoned = dict(world.conditions), set(world.cordoned)
     for device in event.devices:
         node = world.nodes.get(node_name(device))
         if node is None or device not in devices_of(node.name, node.devices):
             return f"device {device} is unknown"
-        if event.condition is Condition.CORDONED and device in conditions:
-            continue    # out of service already, and for a stricter reason: only a cordon is lifted without evidence
-        if event.condition is not Condition.HEALTHY:
+        was = conditions.get(device, Condition.HEALTHY)
+        is_stricter = was not in (Condition.HEALTHY, Condition.CORDONED)
+        if event.condition is Condition.CORDONED and is_stricter:
+            cordoned.add(device)    # only a cordon is lifted without evidence: what is stricter stays, and ends first
+        elif event.condition is not Condition.HEALTHY:
+            if was is Condition.CORDONED and event.condition is not Condition.CORDONED:
+                cordoned.add(device)
             conditions[device] = event.condition
-        elif conditions.pop(device, Condition.CORDONED) is not Condition.CORDONED:
-            if not event.evidence:
+        elif not is_stricter:
+            conditions.pop(device, None)
+        elif not event.evidence:
+            if device not in cordoned:
                 return f"device {device}: leaving quarantine takes evidence that it is idle"
-            if device in world.holders:
-                return f"device {device} is held by run {world.holders[device]}; prove that run gone first"
-    if conditions == world.conditions:
+            cordoned.discard(device)
+        elif device in world.holders:
+            return f"device {device} is held by run {world.holders[device]}; prove that run gone first"
+        elif device in cordoned:
+            cordoned.discard(device)
+            conditions[device] = Condition.CORDONED
+        else:
+            del conditions[device]
+    if conditions == world.conditions and cordoned == world.cordoned:
         return "nothing changes"
-    return repair_loans(world.evolved(conditions=conditions), event.at_s)
+    return repair_loans(world.evolved(conditions=conditions, cordoned=frozenset(cordoned)), event.at_s)
 
 
 def backend_reported(world: World, event: BackendReported) -> World | str:

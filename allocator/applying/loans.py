@@ -75,11 +75,10 @@ def loan_recalled(world: World, event: LoanRecalled) -> World | str:
     if after is None or after == loan:
         return f"loan {loan.id}: a recall changes nothing while it is {loan.state.value}"
     world = _doubted(kept(world, after), loan, event)
-    return _called_back(world, loan, event.at_s) if event.why.reason in _BY_HAND else world
+    return _called_back(world, loan, event.at_s) if event.by_hand else world
 
 
 _FOR_WANT = frozenset({Reason.SLACK_NEGATIVE, Reason.P99_EMERGENCY})
-_BY_HAND = frozenset({Reason.OPERATOR, Reason.P99_EMERGENCY})
 
 
 def _doubted(world: World, loan: Loan, event: LoanRecalled) -> World:

@@ -42,6 +42,8 @@ class World:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     """Devices that are not HEALTHY."""
+    cordoned: frozenset[str] = frozenset()
+    """Devices out of service for a stricter reason than the cordon that they have besides, which outlasts it."""
     jobs: Mapping[str, JobState] = field(default_factory=dict)
     runs: Mapping[str, Run] = field(default_factory=dict)
     loans: Mapping[str, Loan] = field(default_factory=dict)

@@ -93,6 +93,13 @@ def fits_in_time(bench: Bench, state: JobState, length_s: float) -> bool:
     return length_s <= left_s or (state.job.checkpoint is not None and state.job.checkpoint.restart_s < left_s)
 
 
+def could_fit_in_time(bench: Bench, state: JobState, card: str) -> bool:
+    """Whether devices of this card would be of use to the job if it had them now, in any number that it takes: nobody
+    is to give any for a run that its window or its pool's end stops before it has saved anything."""
+    return any(fits_in_time(bench, state, duration_s(bench.world, state, card, size))
+               for size in {state.job.gang_min, state.job.gang_max})
+
+
 def _choices(bench: Bench, state: JobState, card: str, size: int, length_s: float, own: Free,
              lent: Free) -> Iterator[Free]:
     reserved = reserved_for_others(bench, state, card, length_s)

@@ -24,7 +24,14 @@ from allocator.model.world import Claim
 from allocator.picture import Free
 from allocator.placement.topology import domain_of, grouped, joined, without
 from allocator.queueing.bench import Bench, memory_fits
-from allocator.queueing.fitting import keep_whole, may_borrow, only_backfills, place_near_data, promise_covers
+from allocator.queueing.fitting import (
+    could_fit_in_time,
+    keep_whole,
+    may_borrow,
+    only_backfills,
+    place_near_data,
+    promise_covers,
+)
 from allocator.queueing.passing import Waiting
 from allocator.queueing.stopping import Candidate, Stopping
 from allocator.quota import amount_of
@@ -71,6 +78,8 @@ def reclaim(bench: Bench, blocked: list[Waiting]) -> list[Event]:
         if only_backfills(waiting.state):
             continue
         for card in waiting.cards:
+            if not could_fit_in_time(bench, waiting.state, card):
+                continue
             # Jobs that are alike fail alike: with hundreds waiting, that is most of the work saved.
             alike = _alike(search, waiting.state, card)
             if alike in search.in_vain:

@@ -87,7 +87,7 @@ def _recalls(world: World, asked: Recall, now_s: float) -> list[Event]:
     if loan is not None:
         if loan.state is LoanState.OFFERED or loan.state in RECALLABLE:
             by_s = now_s + (loan.grace_s if asked.deadline_s is None else asked.deadline_s)
-            return [LoanRecalled(at_s=now_s, loan=loan.id, epoch=loan.epoch, deadline_s=by_s,
+            return [LoanRecalled(at_s=now_s, loan=loan.id, epoch=loan.epoch, deadline_s=by_s, by_hand=True,
                                  why=why(world, reason))]
         raise ApiError(409, "not_recallable", f"Loan {loan.id} is {loan.state.value}; there is nothing to recall.")
     if world.config.pool(asked.target) is None:
@@ -95,7 +95,8 @@ def _recalls(world: World, asked: Recall, now_s: float) -> list[Event]:
         raise ApiError(404, "unknown_target", f"There is no loan and no pool {asked.target}. Known: {known}.")
     # Whoever wants all of it back wants no more to go, either.
     events: list[Event] = [
-        LoanRecalled(at_s=now_s, loan=one.id, epoch=one.epoch, deadline_s=now_s + one.grace_s, why=why(world, reason))
+        LoanRecalled(at_s=now_s, loan=one.id, epoch=one.epoch, deadline_s=now_s + one.grace_s, by_hand=True,
+                     why=why(world, reason))
         for one in world.loans.values() if asked.replicas is None and one.state is LoanState.OFFERED
         and one.lender == asked.target and asked.card in (None, one.card)]
     cards = {one.card for one in world.loans.values() if one.lender == asked.target and asked.card in (None, one.card)}

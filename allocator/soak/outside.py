@@ -196,7 +196,7 @@ def _somebody_recalls(rng: Random, world: World, now_s: float) -> list[Event]:
         return recall(world, now_s, out, rng.randint(1, 2), Reason.OPERATOR)
     emergency = rng.random() < 0.3
     return [LoanRecalled(at_s=now_s, loan=loan.id, epoch=loan.epoch, deadline_s=now_s + rng.choice((5.0, 60.0, 600.0)),
-                         why=why(world, Reason.P99_EMERGENCY if emergency else Reason.OPERATOR))]
+                         by_hand=True, why=why(world, Reason.P99_EMERGENCY if emergency else Reason.OPERATOR))]
 
 
 def _of_a_node(rng: Random, world: World, now_s: float) -> list[Event]:

@@ -41,6 +41,7 @@ from allocator.plan import plan, survey
 from allocator.queueing.bench import why
 from allocator.reasons import Pending, Reason
 from allocator.store.history import Move, What, moves
+from allocator.store.snapshot import from_bytes, to_bytes
 from tests.allocator_worlds import (
     INFERENCE,
     TRAINING,
@@ -129,9 +130,30 @@ def test_a_cordon_is_no_way_out_of_quarantine() -> None:
     stage.happens(DevicesJudged(at_s=1.0, devices=("n:0",), condition=Condition.QUARANTINED))
     stage.happens(DevicesJudged(at_s=2.0, devices=("n:0", "n:1"), condition=Condition.CORDONED))
     assert stage.world.conditions == {"n:0": Condition.QUARANTINED, "n:1": Condition.CORDONED}
+    stage.happens(DevicesJudged(at_s=3.0, devices=("n:0", "n:1"), condition=Condition.HEALTHY))
+    assert stage.world.conditions == {"n:0": Condition.QUARANTINED}
     assert "takes evidence" in stage.refused(
-        DevicesJudged(at_s=3.0, devices=("n:0",), condition=Condition.HEALTHY))
-    stage.happens(DevicesJudged(at_s=3.0, devices=("n:1",), condition=Condition.HEALTHY))
+        DevicesJudged(at_s=4.0, devices=("n:0",), condition=Condition.HEALTHY))
+
+
+def test_a_cordon_outlasts_the_quarantine_and_the_reboot_that_it_meets() -> None:
+    """Proof that a device is idle ends its quarantine, and no cordon. A cordon of all is lifted from all."""
+    stage = a_stage(a_node("n", devices=2))
+    both = ("n:0", "n:1")
+    proven = DevicesJudged(at_s=5.0, devices=("n:0",), condition=Condition.HEALTHY, evidence="no process")
+    stage.happens(DevicesJudged(at_s=1.0, devices=("n:0",), condition=Condition.QUARANTINED),
+                  DevicesJudged(at_s=2.0, devices=both, condition=Condition.CORDONED), proven)
+    assert stage.world.conditions == dict.fromkeys(both, Condition.CORDONED)
+    stage.happens(NodeDown(at_s=6.0, node="n"), NodeUp(at_s=7.0, node="n"), proven)
+    assert stage.world.conditions == {"n:0": Condition.CORDONED, "n:1": Condition.QUARANTINED}
+    stage.happens(DevicesJudged(at_s=8.0, devices=both, condition=Condition.HEALTHY))
+    assert stage.world.conditions == {"n:1": Condition.QUARANTINED}
+    assert "takes evidence" in stage.refused(DevicesJudged(at_s=9.0, devices=both, condition=Condition.HEALTHY))
+    stage.happens(DevicesJudged(at_s=9.0, devices=("n:1",), condition=Condition.HEALTHY, evidence="no process"))
+    assert stage.world.conditions == {}
+    assert stage.world.cordoned == frozenset()
+    assert from_bytes(to_bytes(stage.world)) == stage.world
+    stage.replays()
 
 
 def past_of(stage: Stage, since_s: float) -> list[Move]:

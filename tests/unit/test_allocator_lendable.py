@@ -16,6 +16,8 @@ from allocator.events import (
     LoanWithdrawn,
     RunPlaced,
     SupplyReported,
+    from_json,
+    to_json,
 )
 from allocator.invariants import step_violations
 from allocator.lendable import Demand, needed_replicas, supply_of
@@ -227,7 +229,7 @@ def taken_back(stage: Stage, reason: Reason = Reason.OPERATOR, name: str = "i-0"
     """One loan is called back by hand, its job leaves and waits again."""
     loan = stage.loan(name)
     stage.happens(LoanRecalled(at_s=stage.now_s, loan=name, epoch=loan.epoch, deadline_s=stage.now_s + 60.0,
-                               why=why(stage.world, reason))).tick()
+                               by_hand=True, why=why(stage.world, reason))).tick()
     return stage.leave().obey(EffectKind.PROBE).obey(EffectKind.SERVE)
 
 
@@ -284,10 +286,27 @@ def test_an_offer_that_is_called_back_is_kept_too() -> None:
     stage.submit_and_tick(a_job("j"))
     (loan,) = stage.world.loans.values()
     stage.happens(LoanRecalled(at_s=100.0, loan=loan.id, epoch=loan.epoch, deadline_s=160.0,
-                               why=why(stage.world, Reason.OPERATOR)))
+                               by_hand=True, why=why(stage.world, Reason.OPERATOR)))
     stage.tick()
     stage.obey()
     assert offers_until(stage, 1090.0) == []
+
+
+def test_a_recall_of_a_journal_from_before_anything_was_kept_keeps_nothing() -> None:
+    """What was offered soon after it was in order then, and is for an audit now."""
+    stage = siblings()
+    loan = stage.loan("i-0")
+    given = LoanRecalled(at_s=stage.now_s, loan="i-0", epoch=loan.epoch, deadline_s=stage.now_s + 60.0, by_hand=True,
+                         why=why(stage.world, Reason.OPERATOR))
+    text = to_json(given)
+    old = from_json(text.replace(b',"by_hand":true', b""))
+    assert from_json(text) == given
+    assert isinstance(old, LoanRecalled)
+    assert not old.by_hand
+    stage.happens(old).tick()
+    stage.leave().obey(EffectKind.PROBE).obey(EffectKind.SERVE)
+    assert stage.world.kept == {}
+    assert offers_until(stage, 300.0) != []
 
 
 def test_the_soak_would_see_an_offer_of_what_is_kept() -> None:

@@ -9,12 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator.effects import EffectKind
-from allocator.events import ClaimMade, ConfigLoaded, JobCancelled, KillOrdered, NodeDown, RunPlaced, StopOrdered
-from allocator.model.jobs import JobState, Kind, Level, Outcome, Window
+from allocator.events import (
+    ClaimMade,
+    ConfigLoaded,
+    JobCancelled,
+    KillOrdered,
+    LoanOffered,
+    NodeDown,
+    RunPlaced,
+    StopOrdered,
+)
+from allocator.model.jobs import Checkpoint, JobState, Kind, Level, Outcome, Window
 from allocator.model.pools import Pool, PoolKind, Quota
 from allocator.plan import survey
 from allocator.reasons import Pending, Reason
-from tests.allocator_worlds import INFERENCE, TRAINING, Stage, a_config, a_job, a_node, a_queue, a_stage, only
+from tests.allocator_worlds import (
+    CHECKPOINT,
+    INFERENCE,
+    TRAINING,
+    Stage,
+    a_config,
+    a_job,
+    a_node,
+    a_queue,
+    a_stage,
+    only,
+)
 
 
 def one_node(devices: int = 4, **rules: Any) -> Stage:
@@ -603,3 +623,26 @@ def test_a_claim_names_what_it_is_for() -> None:
     assert claim.why.reason is Reason.RECLAIMED
     assert len(claim.claim.devices) == 4
     assert replace(claim.claim, made_s=0.0) != claim.claim
+
+
+@pytest.mark.parametrize(("left_min", "checkpoint", "is_taken"),
+                         [(5, None, False), (61, None, True), (5, CHECKPOINT, True)])
+def test_nobody_is_stopped_for_a_run_that_its_window_would_end_before_anything_is_saved(
+    left_min: int, checkpoint: Checkpoint | None, is_taken: bool
+) -> None:
+    stage = a_stage(a_node("n"), config=a_config(a_queue("a", v100=4), a_queue("b")))
+    stage.now_s = at_noon(stage)
+    stage.submit_and_tick(a_job("b", "b", 4, work_unit_s=1e6))
+    stage.now_s += 1.0
+    window = Window(11 * 60, 12 * 60 + left_min)
+    events = stage.submit_and_tick(
+        a_job("a", "a", 4, checkpoint=checkpoint, work_unit_s=4 * 3600.0, windows=(window,)))
+    assert bool(only(StopOrdered, events)) is is_taken
+
+
+def test_nothing_is_offered_to_a_run_that_its_window_would_end_before_anything_is_saved() -> None:
+    stage = a_stage(a_node("t", "k80"), a_node("i", pool="inference"), backends=4).supply(1)
+    stage.now_s = at_noon(stage)
+    late = a_job("late", gang=4, checkpoint=None, work_unit_s=4 * 1200.0, windows=(Window(11 * 60, 12 * 60 + 5),))
+    assert only(LoanOffered, stage.submit_and_tick(late)) == []
+    assert only(LoanOffered, stage.submit_and_tick(replace(late, id="in time", windows=()))) != []

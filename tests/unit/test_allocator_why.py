@@ -122,7 +122,7 @@ def test_what_keeps_replicas_with_their_lender_is_told() -> None:
     assert stage.pending("j") is Pending.CLAIM
     loan = stage.loan()
     stage.happens(LoanRecalled(at_s=100.0, loan=loan.id, epoch=loan.epoch, deadline_s=160.0,
-                               why=why(stage.world, Reason.OPERATOR))).tick()
+                               by_hand=True, why=why(stage.world, Reason.OPERATOR))).tick()
     assert stage.pending("j") is Pending.KEPT_BY_HAND
     assert "may be lent in about 10 min, or once `headrace supply` says" in stage.why("j").sentence
     assert only(LoanOffered, stage.obey().tick(701.0)) != []
