@@ -171,6 +171,7 @@ async def test_an_escaped_child_of_a_dead_shim_keeps_its_device(bench: LocalBenc
     await until(lambda: len(bench.pids()) == 2 and len(with_environment(bench.pids())) == 1, "the child")
     shim = bench.shim(launch.run_id)
     os.kill(shim.pid, signal.SIGKILL)
+    await until(lambda: not lives(shim), "the shim to die")
     (member,) = with_environment(bench.pids())
     os.kill(member, signal.SIGKILL)
     (child,) = await until(lambda: bench.pids() if len(bench.pids()) == 1 else None, "the child to be alone")
@@ -206,6 +207,7 @@ async def test_a_record_from_before_the_machine_was_restarted_names_nobody(bench
     shim, started = bench.shim(deaf.run_id), bench.run(deaf.run_id) / "started.json"
     os.kill(shim.pid, signal.SIGKILL)
     sweep(bench)
+    await until(lambda: not bench.pids() and not lives(shim), "the job to be gone")
     with innocent_process() as innocent:
         started.write_text(json.dumps({"boot_id": "another", "members": [list(innocent.identity)]}))
         assert (await bench.engine().prove_released(deaf.devices)).released
@@ -409,7 +411,9 @@ async def test_nothing_escapes_a_control_group(cgroup_bench: LocalBench) -> None
     launch = cgroup_bench.launch(cgroup_bench.script(ESCAPE + FOREVER))
     await cgroup_bench.engine().start(launch)
     await until(lambda: len(cgroup_bench.pids()) == 2 and len(with_environment(cgroup_bench.pids())) == 1, "the escape")
-    os.kill(cgroup_bench.shim(launch.run_id).pid, signal.SIGKILL)
+    shim = cgroup_bench.shim(launch.run_id)
+    os.kill(shim.pid, signal.SIGKILL)
+    await until(lambda: not lives(shim), "the shim to die")
     (member,) = with_environment(cgroup_bench.pids())
     os.kill(member, signal.SIGKILL)
     (child,) = await until(lambda: cgroup_bench.pids() if len(cgroup_bench.pids()) == 1 else None, "one to be left")
