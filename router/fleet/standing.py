@@ -54,15 +54,20 @@ class ClassStanding(NamedTuple):
     belief: ClassBelief
 
 
+def _knows_classes(pool: Any) -> KnowsClasses | None:
+    # By one attribute: each decision asks, and a check of the whole protocol takes longer than the answer.
+    return pool if hasattr(pool, "class_of") else None
+
+
 def class_belief(pool: Any, facts: RequestFacts) -> ClassBelief | None:
     """What is believed of requests of this kind; `None` where nobody learns or none was seen."""
-    known: KnowsClasses | None = pool if hasattr(pool, "class_of") else None
+    known = _knows_classes(pool)
     return None if known is None else known.class_of(facts)
 
 
 def output_spread(pool: Any, facts: RequestFacts) -> float:
     """Standard deviation over mean of the answers' lengths that a decision on the request reckons with."""
-    known: KnowsClasses | None = pool if hasattr(pool, "lengths_of") else None
+    known = _knows_classes(pool)
     lengths = None if known is None else known.lengths_of(facts)
     return FIRST_SPREAD if lengths is None else lengths.spread
 
